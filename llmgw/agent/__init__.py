@@ -1,0 +1,1 @@
+"""Shell on the node: starts, watches, adopts and stops engines."""

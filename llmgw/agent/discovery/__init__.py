@@ -1,0 +1,1 @@
+"""What this node is: GPUs, network, disks."""

@@ -1,0 +1,1 @@
+"""Work with an end: installing engines, fetching weights."""

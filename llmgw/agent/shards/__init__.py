@@ -1,0 +1,1 @@
+"""Shards of this node: their orders, processes, probes, logs and ends."""

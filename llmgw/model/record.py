@@ -1,0 +1,181 @@
+"""The record: what the reconciler last applied, kept on the state branch.
+
+Laid out as ``record.json`` (head, models, the last pass), ``replicas/<model>/<replica>.json``,
+``nodes/<node>.json`` and ``endpoints.json``. Nothing in it changes by itself every minute.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+
+from llmgw.model.claims import GpuClaim
+from llmgw.model.facts import Facts
+from llmgw.model.ids import Commit, FleetId, ReplicaId
+from llmgw.model.manifest import ModelSpec, ProfileSpec
+from llmgw.model.problems import Where
+from llmgw.model.report import Exit
+
+FORMAT = 1
+"""Version of the record's layout. A newer one is refused with the version that can read it."""
+
+
+class ReplicaPhase(Enum):
+    """What the reconciler last told a replica to be."""
+
+    STARTING = "starting"  # start commanded, not yet seen ready
+    SERVING = "serving"  # was ready and is published
+    DRAINING = "draining"  # published as draining
+    STOPPING = "stopping"  # stop commanded, not yet seen stopped
+
+
+class Outcome(Enum):
+    DONE = "done"
+    ACCEPTED = "accepted"  # commands taken; replicas are still on their way
+    PARTIAL = "partial"
+    FAILED = "failed"
+    SUPERSEDED = "superseded"
+    INTERRUPTED = "interrupted"
+    RECOVERED = "recovered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlacement:
+    """Where one rank runs. ``ports`` holds the HTTP port first, then what else the engine needs."""
+
+    rank: int
+    node: str
+    address: str
+    gpus: tuple[GpuClaim, ...] = ()
+    memory: int = 0
+    ports: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSpec:
+    """The resolved model a replica was started with: enough to start it again without the manifests."""
+
+    model: ModelSpec
+    profile_name: str
+    profile: ProfileSpec
+    served_name: str
+    key_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The line of the commit that a replica is there for."""
+
+    commit: Commit
+    where: Where
+    serial: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaRecord:
+    id: ReplicaId
+    model: str
+    ordinal: int
+    n: int
+    spec_digest: str
+    spec: ReplicaSpec
+    ranks: tuple[RankPlacement, ...]
+    phase: ReplicaPhase
+    origin: Origin
+    reasons: tuple[str, ...] = ()
+    draining_since: datetime | None = None
+    last_exit: Exit | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A spec that failed: not tried again until the model's digest changes."""
+
+    spec_digest: str
+    commit: Commit
+    reason: str
+    at: datetime
+    replica: ReplicaId | None = None
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRecord:
+    """What outlives a model's replicas: its first name, how often each ordinal was placed, what failed."""
+
+    name: str
+    id_prefix: str
+    served_name: str
+    protect: bool = False
+    replicas: int = 1
+    priority: int = 100
+    aliases: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    placements: Mapping[str, int] = field(default_factory=dict)  # ordinal (as text) -> last n
+    last_good: str | None = None  # spec digest that was last seen ready
+    held: Held | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """What offline plans and the next pass need of a node."""
+
+    name: str
+    address: str
+    facts: Facts | None = None  # the stable part
+    agent_version: str = ""
+    boot_id: str = ""
+    journal_cursor: int = 0
+    unreachable_since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a replica's OpenAI-compatible API is. What a gateway reads."""
+
+    model: str
+    served_name: str
+    aliases: tuple[str, ...]
+    replica: ReplicaId
+    address: str
+    port: int
+    key_id: str
+    state: str  # ready | draining
+    adapters: tuple[str, ...] = ()
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}:{self.port}/v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRecord:
+    """The last pass that commanded something. While ``outcome`` is None it holds the lease."""
+
+    serial: int
+    holder: str
+    trigger: str  # manual | cron | webhook | watch
+    actor: str
+    commit: Commit
+    plan_digest: str
+    started: datetime
+    lease_until: datetime
+    outcome: Outcome | None = None
+    ended: datetime | None = None
+    steps: Mapping[str, str] = field(default_factory=dict)  # step id -> outcome
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    fleet: FleetId
+    serial: int = 0
+    commit: Commit | None = None  # the manifests' commit last applied
+    key_id: str = ""
+    tool_version: str = ""
+    models: Mapping[str, ModelRecord] = field(default_factory=dict)
+    replicas: Mapping[str, ReplicaRecord] = field(default_factory=dict)
+    nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
+    endpoints: tuple[Endpoint, ...] = ()
+    last_pass: PassRecord | None = None
+    spent_plans: tuple[str, ...] = ()  # digests of saved plans already applied, newest last, bounded

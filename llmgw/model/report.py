@@ -1,0 +1,176 @@
+"""What an agent says of its node: facts, shards, jobs, journal.
+
+States come as text so that a newer agent's unknown state is shown, not refused; the known ones are the
+constants here and the table in core/lifecycle.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+
+from llmgw.model.claims import Claims
+from llmgw.model.facts import Facts
+from llmgw.model.ids import Fence, JobId, ReplicaId, ShardId
+
+
+class ShardState(Enum):
+    """States of a shard, in the order a healthy life goes through them; the chart is in core/lifecycle."""
+
+    PENDING = "pending"
+    INSTALLING = "installing"
+    FETCHING = "fetching"
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    BACKOFF = "backoff"
+    FAILED = "failed"
+
+
+class JobState(Enum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a process ended, explained. Exactly one of ``code`` and ``signal`` is set, or neither when an
+    adopted process went without a shim to tell."""
+
+    at: datetime
+    process: str = "engine"
+    code: int | None = None
+    signal: int | None = None
+    out_of_memory: bool = False
+    traceback: str = ""
+    """The first traceback in the output: the last line is often only its echo."""
+    last_lines: tuple[str, ...] = ()
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputesOn:
+    """What a shard really computes on: GPUs its processes hold memory of, in bytes; empty means CPU."""
+
+    gpus: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardReport:
+    """One shard as its agent sees it."""
+
+    shard: ShardId
+    replica: ReplicaId
+    rank: int
+    ranks: int
+    model: str
+    profile: str
+    spec_digest: str
+    state: str
+    reason: str
+    since: datetime  # in this state
+    attempts: int = 0
+    pid: int | None = None  # the engine's
+    started: datetime | None = None
+    ready_at: datetime | None = None
+    next_try: datetime | None = None
+    loading_seconds: float | None = None  # how long the last start took until ready
+    last_error: str = ""
+    last_exit: Exit | None = None
+    last_line: str = ""
+    claims: Claims = Claims()
+    port: int | None = None
+    leader_address: str = ""
+    computes_on: ComputesOn | None = None
+    manual: str = ""
+    """Set when somebody stopped, started or drained it by hand on the node: who and when."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReport:
+    """Work with an end. ``total`` None: not known (yet)."""
+
+    job: JobId
+    kind: str  # install | fetch
+    target: str  # digest of the engine or weights
+    description: str
+    state: str
+    done_bytes: int = 0
+    total_bytes: int | None = None
+    started: datetime | None = None
+    ended: datetime | None = None
+    last_line: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalEntry:
+    """Something that happened on the node. Numbers only grow; a gap means entries were dropped."""
+
+    number: int
+    at: datetime
+    kind: str  # agent-started, shard-state, shard-exit, job, fence, manual, problem
+    subject: str
+    text: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentInfo:
+    version: str
+    protocol: str  # "1.0"
+    fleet: str | None
+    node: str
+    boot_id: str
+    pid: int
+    started: datetime
+    user: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything one agent says. ``at`` is the node's clock."""
+
+    agent: AgentInfo
+    at: datetime
+    facts: Facts
+    fence: Fence | None = None
+    shards: tuple[ShardReport, ...] = ()
+    jobs: tuple[JobReport, ...] = ()
+    journal: tuple[JournalEntry, ...] = ()
+    journal_last: int = 0
+    problems: tuple[str, ...] = ()
+
+
+class Reach(Enum):
+    """Whether a node could be asked, and if not, why not."""
+
+    OK = "ok"  # its agent answered
+    NO_AGENT = "no-agent"  # the machine answers, no agent there (facts may come from the probe)
+    UNREACHABLE = "unreachable"  # nothing is known of it now
+    NOT_ASKED = "not-asked"  # an offline plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeObservation:
+    """What one pass learnt of one node. ``facts`` may stand without a report: from the probe, from pretended
+    facts, or from the record in an offline plan; None: known only after bootstrap."""
+
+    node: str
+    reach: Reach
+    facts: Facts | None = None
+    report: Report | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """Everything one pass learnt, by node."""
+
+    nodes: Mapping[str, NodeObservation] = field(default_factory=dict)

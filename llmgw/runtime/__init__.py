@@ -1,0 +1,1 @@
+"""Programs that run on nodes by themselves, standard library only, imported by nobody."""

@@ -1,0 +1,232 @@
+"""The agent protocol: JSON-RPC 2.0, one object a line, over a byte stream that somebody else has secured.
+
+Version ``major.minor``: another major is refused by ``hello``; a minor only adds. Requests with unknown fields are
+refused, answers tolerate them. Every mutating request carries a command id and a fence and is idempotent: the
+same command id gets the same answer. ``meta`` is reserved (trace context).
+
+======== ======================= =====================  =========================================================
+method   params                  result                 what it does
+======== ======================= =====================  =========================================================
+hello    HelloParams             HelloResult            first on every connection
+report   ReportParams            Report                 everything, and the journal after a number
+watch    WatchParams             stream of WatchEvent   states and journal as they happen
+start    StartParams             Accepted               a standing order; a repeat while it lives returns its state
+drain    DrainParams             Accepted               publish as draining, wait for 0 in flight
+stop     StopParams              Accepted               of an unknown shard: done
+forget   ForgetParams            Accepted               drop a terminal shard's order and logs
+logs     LogsParams              stream of LogLine      last n lines, then followed if asked
+install  InstallParams           Accepted               a job; done already: says so
+fetch    FetchParams             Accepted               a job; done already: says so
+cancel   CancelParams            Accepted               a job
+key      KeyParams               Accepted               replaces the secrets of a shard, for its next start
+======== ======================= =====================  =========================================================
+
+A stream's items are notifications ``item`` with the request's id, closed by the request's result ``{}``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from llmgw.model.ids import Fence, FleetId, JobId, ShardId
+from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec
+from llmgw.model.report import JobReport, JournalEntry, ShardReport
+
+PROTOCOL = "1.0"
+MAX_LINE = 4 * 1024 * 1024
+"""Bytes of one message. A report of 16 shards with their last exits is about 100 kB."""
+
+METHODS = (
+    "hello",
+    "report",
+    "watch",
+    "start",
+    "drain",
+    "stop",
+    "forget",
+    "logs",
+    "install",
+    "fetch",
+    "cancel",
+    "key",
+)
+
+# JSON-RPC's own codes, then ours. ``data.after`` (seconds) says when a retry makes sense; none: it does not.
+PARSE_ERROR = -32700
+INVALID_REQUEST = -32600
+METHOD_NOT_FOUND = -32601
+INVALID_PARAMS = -32602
+INTERNAL_ERROR = -32603
+FENCED = 1001  # a newer controller has commanded; data.fence tells which
+WRONG_FLEET = 1002
+VERSION = 1003
+MISMATCH = 1004  # what the plan expected is not so; plan anew
+CONFLICT = 1005  # the claim is held, the shard is in a state where this makes no sense
+NOT_FOUND = 1006
+BUSY = 1007
+NO_SPACE = 1008  # the disk refused; nothing was started
+
+
+def compatible(protocol: str, other: str) -> bool:
+    return protocol.partition(".")[0] == other.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """Beside every mutating request."""
+
+    id: str
+    fence: Fence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelloParams:
+    protocol: str
+    tool_version: str
+    fleet: FleetId | None = None
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelloResult:
+    protocol: str
+    agent_version: str
+    node: str
+    boot_id: str
+    fleet: FleetId | None = None
+    fence: Fence | None = None
+    methods: tuple[str, ...] = METHODS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportParams:
+    journal_after: int = 0
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchParams:
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchEvent:
+    """One thing that changed. ``resync`` ends a stream whose reader was too slow: ask for a report."""
+
+    shard: ShardReport | None = None
+    job: JobReport | None = None
+    entry: JournalEntry | None = None
+    resync: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartParams:
+    command: Command
+    spec: LaunchSpec
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """Values of ``${key}`` (under ``key``) and ``${secret:NAME}``; kept 0600 on the node, never in a report."""
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainParams:
+    command: Command
+    shard: ShardId
+    timeout: float
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopParams:
+    command: Command
+    shard: ShardId
+    reason: str = ""
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetParams:
+    command: Command
+    shard: ShardId
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstallParams:
+    command: Command
+    spec: InstallSpec
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchParams:
+    command: Command
+    spec: FetchSpec
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelParams:
+    command: Command
+    job: JobId
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyParams:
+    command: Command
+    shard: ShardId
+    secrets: Mapping[str, str]
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogsParams:
+    shard: ShardId
+    lines: int = 100
+    follow: bool = False
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One line of a shard's output. ``process`` is empty where the shard has only its engine."""
+
+    process: str
+    text: str
+    at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """The command is taken (or was, when it is repeated). ``shard`` or ``job`` is its state right now."""
+
+    shard: ShardReport | None = None
+    job: JobReport | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    method: str
+    id: int | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    jsonrpc: str = "2.0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorBody:
+    code: int
+    message: str
+    data: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """Result or error. ``result`` of a report may be large; see MAX_LINE."""
+
+    id: int | None = None
+    result: Any = None
+    error: ErrorBody | None = None
+    jsonrpc: str = "2.0"
