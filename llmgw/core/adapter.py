@@ -11,7 +11,7 @@ from typing import Protocol
 from llmgw.model.desired import DesiredModel
 from llmgw.model.facts import Facts
 from llmgw.model.ids import ReplicaId
-from llmgw.model.launch import InstallSpec, LaunchSpec
+from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec
 from llmgw.model.manifest import NodeSpec, Pip
 from llmgw.model.problems import Problem
 from llmgw.model.record import RankPlacement
@@ -69,6 +69,10 @@ class EngineAdapter(Protocol):
 
     def install(self, model: DesiredModel, node: NodeContext, pip: Pip) -> InstallSpec | None:
         """How the engine gets onto the node; None when the profile names a path."""
+        ...
+
+    def fetch(self, model: DesiredModel, pip: Pip) -> FetchSpec | None:
+        """How the weights get onto a node; None when the manifest names a path there."""
         ...
 
     def launch(self, placed: Placed) -> tuple[LaunchSpec, ...]:

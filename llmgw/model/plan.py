@@ -124,6 +124,23 @@ class Step:
     drain_timeout: float | None = None
 
 
+class StepOutcome(Enum):
+    """What became of a step in one pass. ``skipped``: something before it failed; ``deferred``: it waits for
+    something that only a later pass will see; ``unknown``: sent, and the answer never came."""
+
+    DONE = "done"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    DEFERRED = "deferred"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    outcome: StepOutcome
+    error: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
     text: str
