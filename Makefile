@@ -1,0 +1,60 @@
+# Everything a person or CI does here. `make` alone lists the targets.
+SHELL := bash
+.DEFAULT_GOAL := help
+
+# The newest Python that can run the controller; name another with PYTHON=…
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+AGENT_PART := llmgw/model llmgw/wire llmgw/core/lifecycle.py llmgw/clock.py llmgw/agent llmgw/runtime
+PYTEST := $(BIN)/python -m pytest
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: ## from a commit to a served model, on this machine, in a directory of its own
+	@PYTHON="$(PYTHON)" scripts/demo.sh
+
+demo-stop: ## stop what the demo started
+	@scripts/demo-stop.sh
+
+test: lint types contracts tests ## everything that must hold before a commit lands (CI runs this)
+
+$(VENV)/.installed: pyproject.toml
+	@scripts/check-python.sh "$(PYTHON)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable . --group dev
+	@touch $@
+
+install: $(VENV)/.installed ## the virtual environment that the other targets use
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy llmgw tests
+	$(BIN)/mypy --python-version 3.10 $(AGENT_PART)
+	$(BIN)/vermin --no-tips --violations --target=3.10- --eval-annotations $(AGENT_PART)
+
+contracts: install
+	$(BIN)/lint-imports
+
+tests: install
+	$(PYTEST) --numprocesses 2 --dist worksteal
+
+sim: install ## simulated histories: make sim SEEDS=2000 START=0
+	$(PYTEST) tests/sim --numprocesses 2 --sim-seeds $(or $(SEEDS),200) --sim-start $(or $(START),0)
+
+bench: install ## measure, and write docs/benchmarks.md
+	$(BIN)/python -m tests.bench.main
+
+golden: install ## write the golden files anew; read the diff before you commit it
+	UPDATE_GOLDEN=1 $(PYTEST) tests --numprocesses 2 -k golden
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+.PHONY: help demo demo-stop test install lint types contracts tests sim bench golden clean
