@@ -1,7 +1,9 @@
 """What is wrong, where, and what to do: problems as data, and errors typed by what happens next."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -74,9 +76,18 @@ class NoAgentError(LlmgwError):
 
 
 class AgentError(LlmgwError):
-    """An agent's refusal. ``code`` is one of wire/messages; ``after`` tells when a retry makes sense, None: never."""
+    """An agent's refusal. ``code`` is one of wire/messages; ``after`` tells when a retry makes sense, None: never.
+    ``data`` holds what else steers the next step, such as the fence that is in force."""
 
-    def __init__(self, message: str, *, code: int, after: timedelta | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: int,
+        after: timedelta | None = None,
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.after = after
+        self.data: Mapping[str, Any] = data or {}
