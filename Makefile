@@ -35,7 +35,7 @@ lint: install
 	$(BIN)/ruff format --check .
 
 types: install
-	$(BIN)/mypy llmgw tests
+	$(BIN)/mypy
 	$(BIN)/mypy --python-version 3.10 $(AGENT_PART)
 	$(BIN)/vermin --no-tips --violations --target=3.10- --eval-annotations $(AGENT_PART)
 
