@@ -4,14 +4,25 @@ Each is a few methods with the real thing beside the fake: processes.py, probes.
 the real ones, fakes.py a pretended node for tests and the simulation.
 """
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
 from llmgw.model.facts import Gpu
+from llmgw.model.ids import JobId
 from llmgw.model.launch import HttpProbe, Metric
-from llmgw.model.report import Exit
+from llmgw.model.report import Exit, JobReport, ShardReport
+from llmgw.wire.messages import (
+    Accepted,
+    DrainParams,
+    ForgetParams,
+    KeyParams,
+    LogLine,
+    LogsParams,
+    StartParams,
+    StopParams,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +45,8 @@ class Order:
     directory: str
     log: str
     status_file: str  # where the shim writes who it started and how it ended
-    files: Mapping[str, str] = field(default_factory=dict)
-    user: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)  # below ``directory``, 0600
+    user: str | None = None  # None: the agent's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +92,10 @@ class Spawner(Protocol):
         """Pid that listens on a TCP port and the shard it belongs to; None: nobody does. Pid 0: not ours to see."""
         ...
 
+    async def owner(self, pid: int) -> str | None:
+        """The shard that a process provably belongs to; None: foreign."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -117,10 +132,115 @@ class Disk(Protocol):
         """Every file directly below a folder, by name; unreadable ones are reported as problems by the caller."""
         ...
 
-    async def remove(self, name: str) -> None: ...
+    async def remove(self, name: str) -> None:
+        """A file; nothing there is no error."""
+        ...
+
+    async def remove_folder(self, name: str) -> None:
+        """A folder with everything in it; nothing there is no error. Links are removed, never followed."""
+        ...
 
 
 class Gpus(Protocol):
     """The node's GPUs as they are right now."""
 
     async def sample(self) -> tuple[Gpu, ...]: ...
+
+
+class NodeChecks(Protocol):
+    """What a launch looks at just before exec, besides GPUs and jobs."""
+
+    async def addresses(self) -> frozenset[str]:
+        """Addresses that the node's interfaces hold, without a prefix length."""
+        ...
+
+    async def gid(self, device: str, port: int, index: int) -> str | None:
+        """One entry of an adapter's GID table; None: not there."""
+        ...
+
+    async def port_free(self, host: str, port: int) -> bool:
+        """Whether an engine could listen there now."""
+        ...
+
+    async def path_exists(self, path: str) -> bool: ...
+
+    async def memory_total(self) -> int:
+        """Host memory in bytes that shards may claim; 0: not known, so not held against anybody."""
+        ...
+
+
+class JobGate(Protocol):
+    """The node's jobs, as far as shards wait for them."""
+
+    async def wait(self, jobs: tuple[JobId, ...]) -> None:
+        """Returns when all are done. Raises StalledError with a job's own error when one has failed or was cancelled,
+        and when nobody has ordered one."""
+        ...
+
+    def state(self, job: JobId) -> JobReport | None: ...
+
+    def engine_path(self, digest: str) -> str | None:
+        """Directory of an engine that is installed, whole and verified."""
+        ...
+
+    def weights_path(self, digest: str) -> str | None:
+        """Path of weights that are fetched, whole and verified."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalEvent:
+    """A journal entry before the journal gives it time and number."""
+
+    kind: str  # shard-state, shard-exit, problem
+    subject: str
+    text: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
+ShardEvents = Callable[[ShardReport | JournalEvent], None]
+
+
+class ShardKeeper(Protocol):
+    """What the rest of the agent knows of shards; the real one is shards/keeper.py.
+
+    Refusals are AgentError: INVALID_PARAMS, CONFLICT (a claim is held; the state makes no sense), NOT_FOUND, NO_SPACE
+    (the disk refused, nothing was started).
+    """
+
+    async def adopt(self) -> None:
+        """First of all, and before the first report: claims every shard that an earlier agent left. Readiness then
+        runs in the background."""
+        ...
+
+    async def start(self, params: StartParams, *, manual: str = "") -> Accepted:
+        """Idempotent by shard id: a live shard answers with its state, a terminal one is replaced."""
+        ...
+
+    async def drain(self, params: DrainParams, *, manual: str = "") -> Accepted:
+        """Published as draining; stopped when nothing is in flight or the time is over."""
+        ...
+
+    async def stop(self, params: StopParams, *, manual: str = "") -> Accepted:
+        """Returns at once; a report says when nothing is left. Of an unknown shard: done."""
+        ...
+
+    async def forget(self, params: ForgetParams) -> Accepted:
+        """Drops a terminal shard's order, secrets, home and logs."""
+        ...
+
+    async def key(self, params: KeyParams) -> Accepted: ...
+
+    def reports(self, gpus: tuple[Gpu, ...] = ()) -> tuple[ShardReport, ...]:
+        """Sorted by shard. ``gpus``: the latest sample, for what each shard computes on."""
+        ...
+
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong beyond a single shard: orders that can't be read, a disk that refuses."""
+        ...
+
+    def logs(self, params: LogsParams) -> AsyncIterator[LogLine]: ...
+
+    async def close(self) -> None:
+        """Stops watching; engines run on, for the next agent to adopt."""
+        ...
