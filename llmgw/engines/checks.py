@@ -1,0 +1,128 @@
+"""What can be wrong whatever the engine: how it is named, flags that llmgw writes itself, variables it keeps."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from llmgw.core.adapter import Need
+from llmgw.model.desired import DesiredModel
+from llmgw.model.manifest import GIB
+from llmgw.model.problems import Problem
+
+PINNED = re.compile(r"[0-9]+(\.[0-9]+)*([a-z0-9.+-]*[a-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_KEPT = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+
+
+def engine_problems(model: DesiredModel, *, version_needed: bool, example: str) -> Iterator[Problem]:
+    engine = model.profile.engine
+    if engine.version is not None and engine.path is not None:
+        yield Problem(
+            what="spec.engine: version and path exclude each other",
+            instead="version lets llmgw install the engine, path uses the one that is there: write one of them",
+        )
+    if version_needed and engine.version is None and engine.path is None:
+        yield Problem(
+            what=f"spec.engine.version: {engine.name} needs a version or a path",
+            instead=f'write version: "{example}", or path: with where the engine lies on the node',
+        )
+    if engine.version is not None and not PINNED.fullmatch(engine.version):
+        yield Problem(
+            what=f"spec.engine.version: {engine.version!r} is not one version",
+            instead=f'write it exactly, like "{example}", so that every node gets the same',
+        )
+    if engine.path is not None and not engine.path.startswith("/"):
+        yield Problem(
+            what=f"spec.engine.path: {engine.path!r} is not absolute",
+            instead="write the whole path on the node, beginning with /",
+        )
+
+
+def gpu_problems(model: DesiredModel) -> Iterator[Problem]:
+    gpus = model.profile.gpus
+    if gpus.share is not None and gpus.per_node != 1:
+        yield Problem(
+            what=f"spec.gpus.share: a share is a part of one GPU, but perNode is {gpus.per_node}",
+            instead="write perNode: 1, or leave share out",
+        )
+
+
+def name_problems(model: DesiredModel) -> Iterator[Problem]:
+    """A served name goes into command lines, probes and every client's request."""
+    name = model.served_name
+    if not name or any(char.isspace() or not char.isprintable() or char == "," for char in name):
+        yield Problem(
+            what=f"spec.servedName: {name!r} has spaces, commas or control characters",
+            instead="use letters, digits, and . _ - / :",
+        )
+
+
+def argument_problems(model: DesiredModel, ours: Mapping[str, str]) -> Iterator[Problem]:
+    """``ours`` maps the flags that llmgw writes to what people should write instead. Values of flags are not told
+    apart from flags; none looks like one of ours."""
+    for args in (model.profile.args, model.spec.args):
+        for index, arg in enumerate(args):
+            flag = arg.partition("=")[0]
+            if flag in ours:
+                yield Problem(
+                    what=f"spec.args[{index}]: llmgw decides about {flag} itself", instead=ours[flag]
+                )
+
+
+def variable_problems(model: DesiredModel, kept: Mapping[str, str]) -> Iterator[Problem]:
+    """``kept`` maps the engine's own variables, or prefixes that end in ``*``, to what to do instead."""
+    ours = {
+        **dict.fromkeys(_KEPT, "llmgw sets it to the GPUs that the plan has chosen: leave it out"),
+        "LLMGW_*": "these names belong to llmgw: choose another",
+        **kept,
+    }
+    for env in (model.profile.env, model.spec.env):
+        for name in env:
+            yield from _variable(name, ours)
+
+
+def _variable(name: str, ours: Mapping[str, str]) -> Iterator[Problem]:
+    if not _VARIABLE.fullmatch(name):
+        yield Problem(
+            what=f"spec.env: {name!r} is not the name of a variable", instead="use letters, digits and _"
+        )
+    for pattern, instead in ours.items():
+        prefix, star, _ = pattern.partition("*")
+        if name == pattern or (star and name.startswith(prefix)):
+            yield Problem(what=f"spec.env.{name}: can't be set here", instead=instead)
+
+
+def take(args: tuple[str, ...], names: frozenset[str]) -> tuple[str | None, tuple[str, ...]]:
+    """Takes a flag with its value out of ``args``: (last value given, what is left). ``""``: the value is missing."""
+    value: str | None = None
+    left: list[str] = []
+    rest = iter(args)
+    for arg in rest:
+        flag, equals, attached = arg.partition("=")
+        if flag not in names:
+            left.append(arg)
+        else:
+            value = attached if equals else next(rest, "")
+    return value, tuple(left)
+
+
+def stated_need(model: DesiredModel, *, ports: int) -> Need:
+    """What the profile states, and plain words where it states nothing: no engine's use is guessed."""
+    gpus, memory = model.profile.gpus, model.profile.memory
+    if gpus.per_node == 0:
+        parts = ["no GPU"]
+    elif gpus.share is not None:
+        parts = [f"{_gib(gpus.share)} of one GPU (gpus.share)"]
+    else:
+        least = f" of at least {_gib(gpus.min_memory)} (gpus.minMemory)" if gpus.min_memory else ""
+        parts = [f"{gpus.per_node} whole GPU{'s' if gpus.per_node > 1 else ''}{least}"]
+    parts.append(
+        f"{_gib(memory)} of host memory (memory)"
+        if memory is not None
+        else "host memory not stated (memory), so none is set aside"
+    )
+    gpu_memory = 0 if gpus.per_node == 0 else gpus.share or gpus.min_memory
+    return Need(ports=ports, gpu_memory=gpu_memory, memory=memory or 0, sum=", ".join(parts))
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"

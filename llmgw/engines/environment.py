@@ -1,0 +1,59 @@
+"""The environment of an engine's process: what the adapter sets, then what people set, nearest to the model wins.
+
+Precedence, lowest first: adapter, node, profile, model. What keeps the engine where the plan put it (its key, its
+GPUs) is set last and can't be overridden. Text that people wrote is escaped, so that their ``$`` stays a ``$``.
+"""
+
+from collections.abc import Mapping
+
+from llmgw.model.desired import DesiredModel
+from llmgw.model.manifest import FromEnv, FromFile, NodeSpec, Secret, Value
+from llmgw.model.record import RankPlacement
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def escape(text: str) -> str:
+    """People's text as a launch spec holds it: a dollar sign never starts a late value."""
+    return text.replace("$", "$$")
+
+
+def merged(model: DesiredModel, node: NodeSpec) -> Mapping[str, Value]:
+    """What people set for a shard of ``model`` on ``node``, the winner of each name."""
+    return {**node.env, **model.profile.env, **model.spec.env}
+
+
+def secret_references(model: DesiredModel, node: NodeSpec) -> Mapping[str, Secret]:
+    """Where the value of each ``${secret:NAME}`` of the launch spec comes from; NAME is the variable's own name."""
+    return {
+        name: value
+        for name, value in sorted(merged(model, node).items())
+        if isinstance(value, FromEnv | FromFile)
+    }
+
+
+def environment(
+    model: DesiredModel,
+    node: NodeSpec,
+    rank: RankPlacement,
+    *,
+    search: str = "",
+    fixed: Mapping[str, str] | None = None,
+) -> Mapping[str, str]:
+    """The exact environment, sorted by name. ``search`` is a directory put first on PATH; ``fixed`` wins over
+    everything; both may hold late values."""
+    values = {
+        "HOME": "${home}",
+        "LANG": "C.UTF-8",
+        "PATH": f"{search}:{SYSTEM_PATH}" if search else SYSTEM_PATH,
+        "XDG_CACHE_HOME": "${home}/.cache",
+    }
+    for name, value in merged(model, node).items():
+        values[name] = escape(value) if isinstance(value, str) else f"${{secret:{name}}}"
+    values |= {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        # Empty hides every GPU: a replica planned for the CPU never touches one.
+        "CUDA_VISIBLE_DEVICES": "${gpu.indices}" if rank.gpus else "",
+    }
+    values |= fixed or {}
+    return dict(sorted(values.items()))

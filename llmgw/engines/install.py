@@ -1,0 +1,58 @@
+"""How an engine gets onto a node: requirements of the Python package index and programs of our own runtime, in an
+environment of its own that is named by a digest.
+
+The digest covers engine, version, requirements, programs, Python, where the packages come from (CPU and CUDA
+builds of one version differ by nothing but their index) and llmgw's own version, since the programs are copied out
+of it. Another digest is another directory: what runs keeps running on the one it was started with.
+"""
+
+from llmgw import __version__
+from llmgw.model import ids
+from llmgw.model.launch import InstallSpec, Program
+from llmgw.model.manifest import Engine, NodeSpec, Pip
+
+
+def install(
+    engine: Engine,
+    node: NodeSpec,
+    pip: Pip,
+    *,
+    version: str,
+    program: Program,
+    requirements: tuple[str, ...] = (),
+) -> InstallSpec | None:
+    """None when the profile names a path: somebody else has installed the engine."""
+    if engine.path is not None:
+        return None
+    source = pip if requirements else Pip()
+    digest = ids.digest(
+        {
+            "engine": engine.name,
+            "version": version,
+            "requirements": requirements,
+            "programs": [[program.runtime, program.install_as]],
+            "python": node.python,
+            "indexUrl": source.index_url,
+            "wheelDir": source.wheel_dir,
+            "llmgw": __version__,
+        }
+    )
+    return InstallSpec(
+        job=ids.JobId(f"install-{digest[:8]}"),
+        engine=engine.name,
+        version=version,
+        digest=digest,
+        requirements=requirements,
+        programs=(program,),
+        index_url=source.index_url,
+        wheel_dir=source.wheel_dir,
+        python=node.python,
+    )
+
+
+def program_path(engine: Engine, name: str) -> str:
+    """Where the engine's program lies. ``path`` is the program itself when it is called so, else the directory
+    that holds it in ``bin``."""
+    if engine.path is not None and engine.path.rpartition("/")[2].startswith(name):
+        return "${engine}"
+    return f"${{engine}}/bin/{name}"

@@ -1,0 +1,237 @@
+"""llama.cpp: its own HTTP server, installed as a wheel (xllamacpp) with our launcher, or found at a path.
+
+One process a replica; several GPUs hold a model in layers. ``-c`` is shared out among the slots of ``-np``, so it is
+``maxModelLen`` times as many. Facts behind the flags: docs/engines.md.
+"""
+
+from collections.abc import Iterator
+
+from llmgw.core.adapter import Need, NodeContext, Placed
+from llmgw.engines import checks, weights
+from llmgw.engines.environment import environment, escape
+from llmgw.engines.install import install, program_path
+from llmgw.engines.probes import openai_probes
+from llmgw.engines.shard import launch_spec
+from llmgw.model.desired import DesiredModel
+from llmgw.model.launch import ENGINE, FetchSpec, InstallSpec, LaunchSpec, Process, Program
+from llmgw.model.manifest import Pip
+from llmgw.model.problems import Problem
+from llmgw.model.record import RankPlacement
+
+SERVER = "llama-server"
+EXAMPLE_VERSION = "2026.10.11549"
+IN_FLIGHT = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
+
+SLOTS = frozenset({"-np", "--parallel"})
+LAYERS = frozenset({"-ngl", "--gpu-layers", "--n-gpu-layers"})
+BATCHES = frozenset({"-b", "--batch-size", "-ub", "--ubatch-size"})
+
+_KEY = "the key comes from the fleet's secret: leave it out"
+_OURS = {
+    "-m": "write the weights in the model's spec.source",
+    "--model": "write the weights in the model's spec.source",
+    "-a": "write the name in the model's spec.servedName",
+    "--alias": "write the name in the model's spec.servedName",
+    "--host": "engines bind to the node's address: write it in the node's spec.address",
+    "--port": "the plan chooses the port from the node's spec.ports",
+    "-c": "write the tokens of one request in spec.maxModelLen",
+    "--ctx-size": "write the tokens of one request in spec.maxModelLen",
+    "--metrics": "it is always on: drains count requests by it",
+    "--no-webui": "it is always set",
+    "--webui": "engines serve the API only: leave it out",
+    "--no-ui": "it is always set",
+    "--ui": "engines serve the API only: leave it out",
+    "--embedding": "write task: embed in the model",
+    "--embeddings": "write task: embed in the model",
+    "--rerank": "write task: rerank in the model",
+    "--reranking": "write task: rerank in the model",
+    "--api-key": _KEY,
+    "--api-key-file": _KEY,
+    "--api-prefix": "probes and clients expect /v1 at the root: leave it out",
+    "--ssl-key-file": "probes and clients speak plain HTTP to the node's address: leave it out",
+    "--ssl-cert-file": "probes and clients speak plain HTTP to the node's address: leave it out",
+}
+_KEPT = {
+    "LLAMA_API_KEY": "it holds the replica's key: leave it out",
+    "LLAMA_ARG_*": "write it as a flag in spec.args, so that the plan shows it",
+}
+
+
+class LlamaCpp:
+    """See :class:`llmgw.core.adapter.EngineAdapter`."""
+
+    name = "llamacpp"
+
+    def validate(self, model: DesiredModel) -> tuple[Problem, ...]:
+        return (
+            *checks.engine_problems(model, version_needed=True, example=EXAMPLE_VERSION),
+            *checks.gpu_problems(model),
+            *checks.name_problems(model),
+            *_shape_problems(model),
+            *_weights_problems(model),
+            *checks.argument_problems(model, _OURS),
+            *_count_problems(model),
+            *checks.variable_problems(model, _KEPT),
+        )
+
+    def need(self, model: DesiredModel) -> Need:
+        return checks.stated_need(model, ports=1)
+
+    def install(self, model: DesiredModel, node: NodeContext, pip: Pip) -> InstallSpec | None:
+        version = model.profile.engine.version or ""
+        return install(
+            model.profile.engine,
+            node.spec,
+            pip,
+            version=version,
+            program=Program(runtime="llamaserver", install_as=SERVER),
+            requirements=(f"xllamacpp=={version}",),
+        )
+
+    def fetch(self, model: DesiredModel, pip: Pip) -> FetchSpec | None:
+        return weights.fetch(model.spec.source, pip)
+
+    def launch(self, placed: Placed) -> tuple[LaunchSpec, ...]:
+        (rank,) = placed.ranks
+        node, model = placed.nodes[rank.node], placed.model
+        program = program_path(model.profile.engine, SERVER)
+        process = Process(
+            name=ENGINE,
+            argv=(program, *_arguments(model, rank)),
+            env=environment(
+                model,
+                node.spec,
+                rank,
+                search="" if model.profile.engine.path else "${engine}/bin",
+                fixed={"LLAMA_API_KEY": "${key}"},
+            ),
+        )
+        probes = openai_probes(
+            host=rank.address,
+            port=rank.ports[0],
+            served_name=model.served_name,
+            task=model.spec.task,
+            in_flight=IN_FLIGHT,
+        )
+        return (
+            launch_spec(
+                placed,
+                rank,
+                process=process,
+                probes=probes,
+                install=self.install(model, node, placed.pip),
+                fetch=self.fetch(model, placed.pip),
+                weights_path=model.spec.source.path,
+            ),
+        )
+
+
+def _arguments(model: DesiredModel, rank: RankPlacement) -> tuple[str, ...]:
+    asked = model.profile.args + model.spec.args
+    slots, asked = checks.take(asked, SLOTS)
+    layers, asked = checks.take(asked, LAYERS)
+    count = int(slots or 1)
+    return (
+        "-m",
+        "${weights}",
+        "--alias",
+        escape(model.served_name),
+        "--host",
+        rank.address,
+        "--port",
+        str(rank.ports[0]),
+        "-c",
+        str((model.profile.max_model_len or 0) * count),  # 0: what the model was trained with
+        "-np",
+        str(count),
+        "-ngl",
+        (layers or "99") if rank.gpus else "0",
+        "--metrics",
+        "--no-webui",
+        *_task_flags(model, asked),
+        *(escape(arg) for arg in asked),
+    )
+
+
+def _task_flags(model: DesiredModel, asked: tuple[str, ...]) -> tuple[str, ...]:
+    """An embedding needs its whole input in one batch, or inputs longer than 512 tokens are refused."""
+    flags: tuple[str, ...] = {"embed": ("--embeddings",), "rerank": ("--reranking",)}.get(model.spec.task, ())
+    length = model.profile.max_model_len
+    if flags and length is not None and not BATCHES.intersection(asked):
+        flags += ("-b", str(length), "-ub", str(length))
+    return flags
+
+
+def _shape_problems(model: DesiredModel) -> Iterator[Problem]:
+    profile = model.profile
+    for part in ("tensor", "pipeline", "data"):
+        asked = getattr(profile.parallel, part)
+        if asked != 1:
+            yield Problem(
+                what=f"spec.parallel.{part}: llama.cpp runs one process a replica, not {asked}",
+                instead="leave it out; with gpus.perNode above 1 llama.cpp spreads the layers over them",
+            )
+    if profile.nodes != 1:
+        yield Problem(
+            what=f"spec.nodes: llama.cpp serves from one node, not {profile.nodes}",
+            instead="write nodes: 1, and more replicas in the model",
+        )
+    if profile.quantization is not None:
+        yield Problem(
+            what="spec.quantization: a GGUF file is quantized already",
+            instead="leave it out and choose the file in the model's spec.source",
+        )
+    if profile.dtype != "auto":
+        yield Problem(
+            what=f"spec.dtype: a GGUF file has its types inside, {profile.dtype!r} would be ignored",
+            instead="leave it out",
+        )
+    if profile.gpu_memory_utilization != 0.9:
+        yield Problem(
+            what="spec.gpuMemoryUtilization: llama.cpp takes what weights and context need, no share of a GPU",
+            instead="leave it out",
+        )
+
+
+def _weights_problems(model: DesiredModel) -> Iterator[Problem]:
+    source = model.spec.source
+    if source.hugging_face is not None:
+        yield Problem(
+            what="spec.source.huggingFace: llama.cpp reads one GGUF file, not a repository",
+            instead="write url: with the file's address and sha256:, or path: with a file on the node",
+        )
+        return
+    path, field = source.path, "path"
+    if source.url is not None:
+        path, field = source.url.partition("?")[0], "url"
+    elif source.pip is not None:
+        path, field = source.pip.file, "pip.file"
+    if path is not None and not path.lower().endswith(".gguf"):
+        yield Problem(
+            what=f"spec.source.{field}: {path!r} is no GGUF file, and llama.cpp reads nothing else",
+            instead="name a file that ends in .gguf",
+        )
+
+
+def _count_problems(model: DesiredModel) -> Iterator[Problem]:
+    """Flags that llmgw takes over from people, so that it can reckon with them."""
+    for args in (model.profile.args, model.spec.args):
+        slots, _ = checks.take(args, SLOTS)
+        if slots is not None and not (slots.isascii() and slots.isdigit() and 1 <= int(slots) <= 256):
+            yield Problem(
+                what=f"spec.args: -np {slots!r} is no number of slots",
+                instead="write a number from 1 to 256: the context is maxModelLen times as large",
+            )
+        layers, _ = checks.take(args, LAYERS)
+        if layers is None:
+            continue
+        if model.profile.gpus.per_node == 0:
+            yield Problem(
+                what="spec.args: -ngl puts layers on GPUs, but gpus.perNode is 0",
+                instead="leave it out, or write gpus.perNode: 1",
+            )
+        elif not (layers.isascii() and layers.isdigit()) and layers not in {"auto", "all"}:
+            yield Problem(
+                what=f"spec.args: -ngl {layers!r} is no number of layers",
+                instead="write a number, auto or all",
+            )

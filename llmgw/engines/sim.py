@@ -1,0 +1,138 @@
+"""The stand-in: an OpenAI-compatible server of our own runtime that computes nothing and can be told to misbehave.
+
+It claims the GPUs it is given and never touches them, so that whole fleets can be tried without one. Weights that
+can be fetched are fetched and must be there; a path or a repository is only a name to it. Misbehaviours are plain
+flags in ``args`` (docs/engines.md lists them).
+"""
+
+from collections.abc import Iterator
+
+from llmgw.core.adapter import Need, NodeContext, Placed
+from llmgw.engines import checks, weights
+from llmgw.engines.environment import environment, escape
+from llmgw.engines.install import install, program_path
+from llmgw.engines.probes import openai_probes
+from llmgw.engines.shard import host_port, launch_spec
+from llmgw.model.desired import DesiredModel
+from llmgw.model.launch import ENGINE, FetchSpec, InstallSpec, LaunchSpec, Probes, Process, Program, WaitFor
+from llmgw.model.manifest import Pip
+from llmgw.model.problems import Problem
+from llmgw.model.record import RankPlacement
+
+SERVER = "sim-engine"
+DEFAULT_VERSION = "1"
+IN_FLIGHT = ("sim:requests_running",)
+
+_OURS = {
+    "--host": "engines bind to the node's address: write it in the node's spec.address",
+    "--port": "the plan chooses the port from the node's spec.ports",
+    "--served-name": "write the name in the model's spec.servedName",
+    "--model": "write the weights in the model's spec.source",
+    "--rank": "the plan counts the ranks: write nodes: in the profile",
+    "--ranks": "the plan counts the ranks: write nodes: in the profile",
+    "--rendezvous": "the plan chooses the meeting point",
+}
+_KEPT = {"SIM_API_KEY": "it holds the replica's key: leave it out"}
+
+
+class Sim:
+    """See :class:`llmgw.core.adapter.EngineAdapter`."""
+
+    name = "sim"
+
+    def validate(self, model: DesiredModel) -> tuple[Problem, ...]:
+        return (
+            *checks.engine_problems(model, version_needed=False, example=DEFAULT_VERSION),
+            *checks.gpu_problems(model),
+            *checks.name_problems(model),
+            *_shape_problems(model),
+            *checks.argument_problems(model, _OURS),
+            *checks.variable_problems(model, _KEPT),
+        )
+
+    def need(self, model: DesiredModel) -> Need:
+        return checks.stated_need(model, ports=2 if model.profile.nodes > 1 else 1)
+
+    def install(self, model: DesiredModel, node: NodeContext, pip: Pip) -> InstallSpec | None:
+        return install(
+            model.profile.engine,
+            node.spec,
+            pip,
+            version=model.profile.engine.version or DEFAULT_VERSION,
+            program=Program(runtime="simengine", install_as=SERVER),
+        )
+
+    def fetch(self, model: DesiredModel, pip: Pip) -> FetchSpec | None:
+        return weights.fetch(model.spec.source, pip)
+
+    def launch(self, placed: Placed) -> tuple[LaunchSpec, ...]:
+        return tuple(self._rank(placed, rank) for rank in placed.ranks)
+
+    def _rank(self, placed: Placed, rank: RankPlacement) -> LaunchSpec:
+        node, model = placed.nodes[rank.node], placed.model
+        fetch = self.fetch(model, placed.pip)
+        process = Process(
+            name=ENGINE,
+            argv=(
+                program_path(model.profile.engine, SERVER),
+                *_arguments(placed, rank, fetched=fetch is not None),
+            ),
+            env=environment(
+                model,
+                node.spec,
+                rank,
+                search="" if model.profile.engine.path else "${engine}/bin",
+                fixed={"SIM_API_KEY": "${key}"},
+            ),
+            wait_for=_rendezvous(placed) if rank.rank else None,
+        )
+        return launch_spec(
+            placed,
+            rank,
+            process=process,
+            probes=_probes(model, rank),
+            install=self.install(model, node, placed.pip),
+            fetch=fetch,
+        )
+
+
+def _arguments(placed: Placed, rank: RankPlacement, *, fetched: bool) -> tuple[str, ...]:
+    model = placed.model
+    argv = ["--host", rank.address, "--port", str(rank.ports[0])]
+    argv += ["--served-name", escape(model.served_name)]
+    argv += ["--model", escape(weights.describe(model.spec.source))]
+    if fetched:
+        argv += ["--weights", "${weights}"]
+    if len(placed.ranks) > 1:
+        leader = placed.ranks[0]
+        argv += ["--rank", str(rank.rank), "--ranks", str(len(placed.ranks))]
+        argv += ["--rendezvous", host_port(leader.address, leader.ports[1])]
+    return (*argv, *(escape(arg) for arg in model.profile.args + model.spec.args))
+
+
+def _rendezvous(placed: Placed) -> WaitFor:
+    leader = placed.ranks[0]
+    return WaitFor(
+        host=leader.address, port=leader.ports[1], timeout=placed.model.profile.timeouts.rendezvous
+    )
+
+
+def _probes(model: DesiredModel, rank: RankPlacement) -> Probes:
+    if rank.rank:
+        return Probes(port=None, host=rank.address)
+    return openai_probes(
+        host=rank.address,
+        port=rank.ports[0],
+        served_name=model.served_name,
+        task=model.spec.task,
+        in_flight=IN_FLIGHT,
+    )
+
+
+def _shape_problems(model: DesiredModel) -> Iterator[Problem]:
+    """The stand-in has no ray; everything else about a shape it can pretend."""
+    if model.profile.launch != "mp":
+        yield Problem(
+            what=f"spec.launch: the sim engine's ranks meet by themselves, not by {model.profile.launch}",
+            instead="leave it out",
+        )
