@@ -90,6 +90,7 @@ class StepKind(Enum):
     BOOTSTRAP = "bootstrap"
     INSTALL = "install"
     FETCH = "fetch"
+    AWAIT_JOBS = "await-jobs"  # before something is stopped to make room: what comes next is there already
     START = "start"
     AWAIT_READY = "await-ready"  # nobody waits inside a pass: what comes after is left to a later one
     PUBLISH = "publish"
@@ -100,7 +101,9 @@ class StepKind(Enum):
     FORGET = "forget"
 
 
-AWAITS = frozenset({StepKind.AWAIT_READY, StepKind.AWAIT_DRAINED, StepKind.AWAIT_STOPPED})
+AWAITS = frozenset(
+    {StepKind.AWAIT_JOBS, StepKind.AWAIT_READY, StepKind.AWAIT_DRAINED, StepKind.AWAIT_STOPPED}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,7 +113,9 @@ class ModelRecord:
     labels: Mapping[str, str] = field(default_factory=dict)
     placements: Mapping[str, int] = field(default_factory=dict)  # ordinal (as text) -> last n
     last_good: str | None = None  # spec digest that was last seen ready
+    last_good_spec: ReplicaSpec | None = None  # what that digest stands for: enough to go back to it
     held: Held | None = None
+    removed: bool = False  # gone from Git: dropped when its last replica has stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
