@@ -1,0 +1,203 @@
+"""What the table of a shard's states works on: the life, the events, the actions, the rules. The table and its chart
+are in lifecycle.py.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import TypeAlias
+
+from llmgw.model.launch import RestartPolicy, ShardTimeouts
+from llmgw.model.report import Exit, ShardState
+
+S = ShardState
+
+TERMINAL = frozenset({S.STOPPED, S.FAILED})
+WAITING = frozenset({S.PENDING, S.INSTALLING, S.FETCHING})
+LIVE = frozenset({S.STARTING, S.LOADING, S.READY})
+"""An engine runs, or is about to."""
+
+
+class Action(Enum):
+    """What the supervisor does next; each replaces what it was doing."""
+
+    AWAIT_JOBS = "await-jobs"
+    LAUNCH = "launch"
+    AWAIT_PORT = "await-port"
+    AWAIT_READY = "await-ready"
+    WATCH = "watch"
+    DRAIN = "drain"
+    CLEAR = "clear"
+    REST = "rest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the table takes from a launch spec."""
+
+    restart: RestartPolicy = RestartPolicy()
+    timeouts: ShardTimeouts = ShardTimeouts()
+    local: bool = True  # restarts here; a gang's shard is restarted by the controller only
+    http: bool = True
+    rendezvous: float = 0  # seconds that its processes may wait for others, together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """Where a shard is. Written to disk at each change, before the action."""
+
+    state: ShardState
+    reason: str
+    since: datetime
+    deadline: datetime | None = None
+    attempts: int = 0  # failed starts since it was last ready for long
+    next_try: datetime | None = None
+    launched: bool = False  # an engine of this order has been started, ever
+    started: datetime | None = None
+    ready_at: datetime | None = None
+    loading_seconds: float | None = None
+    last_error: str = ""
+    last_exit: Exit | None = None
+    then: ShardState = S.STOPPED  # what follows stopping
+    adopted: bool = False  # found running, not ready since
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ordered:
+    """A standing order has come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsWaiting:
+    """``state`` is installing or fetching."""
+
+    state: ShardState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsDone:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsFailed:
+    error: str
+    retry: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """The engine has been executed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRefused:
+    """``mismatch``: the node is not what the plan took for granted; that counts as no attempt. ``processes``:
+    sidecars run already."""
+
+    error: str
+    mismatch: bool = False
+    processes: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortOpen:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeFailed:
+    """It was ready and has not answered several times in a row."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Nothing has changed but what it waits for."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited:
+    """The engine, or a sidecar that isn't optional, has ended."""
+
+    exit: Exit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlinePassed:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainAsked:
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    note: str = "nothing in flight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAsked:
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """No process is left and the GPUs' memory is back; ``note`` says what could not be verified."""
+
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurvivedKill:
+    who: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted:
+    """A new agent has found the engine running."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """A new agent has found the order, and no engine under it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebooted:
+    """A new agent has found the order, written before the machine went down: nothing of it can run."""
+
+
+Event: TypeAlias = (
+    Ordered
+    | JobsWaiting
+    | JobsDone
+    | JobsFailed
+    | Launched
+    | LaunchRefused
+    | PortOpen
+    | Ready
+    | ProbeFailed
+    | Waiting
+    | Exited
+    | DeadlinePassed
+    | DrainAsked
+    | Drained
+    | StopAsked
+    | Gone
+    | SurvivedKill
+    | Adopted
+    | Resumed
+    | Rebooted
+)
