@@ -1,0 +1,63 @@
+"""Jobs that only take time: for tests and the simulation. What they complete is kept in :class:`FakeTargets`, which
+outlives the agent as a disk would."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmgw.agent.jobs.runner import Progress
+from llmgw.model.facts import EngineFact, WeightsFact
+from llmgw.model.launch import InstallSpec
+
+
+@dataclass(slots=True)
+class FakeTargets:
+    """Pretended engines and weights, by digest."""
+
+    engine_facts: dict[str, EngineFact] = field(default_factory=dict)
+    weights_facts: dict[str, WeightsFact] = field(default_factory=dict)
+
+    def engines(self) -> tuple[EngineFact, ...]:
+        return tuple(self.engine_facts[name] for name in sorted(self.engine_facts))
+
+    def weights(self) -> tuple[WeightsFact, ...]:
+        return tuple(self.weights_facts[name] for name in sorted(self.weights_facts))
+
+
+@dataclass(slots=True)
+class FakeDoer:
+    """Takes ``seconds``, in steps, then fails with ``errors`` one by one, or completes. ``runs`` counts beginnings."""
+
+    targets: FakeTargets
+    seconds: float = 5.0
+    size: int = 1_000_000
+    errors: list[Exception] = field(default_factory=list)
+    runs: list[str] = field(default_factory=list)
+    cleaned: list[frozenset[str]] = field(default_factory=list)
+
+    def complete(self, spec: Any) -> bool:
+        done = self.targets.engine_facts if isinstance(spec, InstallSpec) else self.targets.weights_facts
+        return spec.digest in done
+
+    async def run(self, spec: Any, progress: Progress) -> None:
+        self.runs.append(spec.job)
+        for step in range(4):
+            progress.bytes(self.size * step // 4, self.size)
+            await asyncio.sleep(self.seconds / 4)
+        if self.errors:
+            raise self.errors.pop(0)
+        progress.bytes(self.size, self.size)
+        if isinstance(spec, InstallSpec):
+            self.targets.engine_facts[spec.digest] = EngineFact(
+                name=spec.engine,
+                version=spec.version,
+                digest=spec.digest,
+                path=f"/pretended/engines/{spec.digest[:8]}",
+            )
+        else:
+            self.targets.weights_facts[spec.digest] = WeightsFact(
+                digest=spec.digest, path=f"/pretended/weights/{spec.digest[:8]}", size=self.size
+            )
+
+    async def clean(self, going_on: frozenset[str]) -> None:
+        self.cleaned.append(going_on)

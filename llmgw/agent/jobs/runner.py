@@ -1,0 +1,335 @@
+"""Jobs: work of the node with an end. One job a target however many ask; an order outlives the agent; what is complete
+says so by itself, so that a repeat is free.
+
+The doers (install, fetch) know how; this module knows when, how long, how often and what is told.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeAlias
+
+from llmgw.agent.journal import Journal
+from llmgw.agent.seams import Disk
+from llmgw.clock import Clock
+from llmgw.model.facts import EngineFact, WeightsFact
+from llmgw.model.ids import JobId
+from llmgw.model.launch import FetchSpec, InstallSpec
+from llmgw.model.problems import AgentError, LlmgwError, RetryError, StalledError
+from llmgw.model.report import JobReport, JobState
+from llmgw.wire import codec
+from llmgw.wire.messages import INVALID_PARAMS, NO_SPACE, NOT_FOUND
+
+JobSpec: TypeAlias = InstallSpec | FetchSpec
+
+FOLDER = "jobs"
+AT_ONCE = 2
+"""More downloads at once only share one line, and one slow engine install must not block the weights."""
+KEPT = 200
+ATTEMPTS = 4
+TICK = 1.0
+_JOB = re.compile(r"^(install|fetch)-[0-9a-f]{8,64}$")
+_DIGEST = re.compile(r"^[0-9a-f]{8,64}$")
+"""Both become names of files and folders."""
+ENDED = frozenset({JobState.DONE.value, JobState.FAILED.value, JobState.CANCELLED.value})
+
+
+class Progress:
+    """How far a doer is. Plain numbers, so that threads may write them too; the runner tells them once a second."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.total: int | None = None
+        self.line = ""
+
+    def bytes(self, done: int, total: int | None = None) -> None:
+        self.done = done
+        if total is not None:
+            self.total = total
+
+    def say(self, line: str) -> None:
+        self.line = line[:300]
+
+
+class Doer(Protocol):
+    """Knows how to do one kind of job."""
+
+    def complete(self, spec: Any) -> bool:
+        """Whether the target is there, whole and verified."""
+        ...
+
+    async def run(self, spec: Any, progress: Progress) -> None:
+        """Makes the target complete. Safe to repeat after any interruption. Raises StalledError or RetryError."""
+        ...
+
+    async def clean(self, going_on: frozenset[str]) -> None:
+        """Ends what an earlier agent's jobs left running, and removes what they left lying, except for those that go on."""
+        ...
+
+
+class Targets(Protocol):
+    """What is complete on the node."""
+
+    def engines(self) -> tuple[EngineFact, ...]: ...
+
+    def weights(self) -> tuple[WeightsFact, ...]: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    kind: str
+    spec: JobSpec
+    report: JobReport
+    progress: Progress = field(default_factory=Progress)
+    task: "asyncio.Task[None] | None" = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Jobs:
+    """All jobs of the node. ``changed`` hears of every change of a report."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        disk: Disk,
+        journal: Journal,
+        install: Doer,
+        fetch: Doer,
+        targets: Targets,
+        changed: Callable[[JobReport], None],
+    ) -> None:
+        self._clock = clock
+        self._disk = disk
+        self._journal = journal
+        self._doers: Mapping[str, Doer] = {"install": install, "fetch": fetch}
+        self.targets = targets
+        self._changed = changed
+        self._jobs: dict[str, _Job] = {}
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._closed = False
+        self._ordering = asyncio.Lock()
+
+    # ---- what the protocol asks ------------------------------------------------------------------
+
+    async def install(self, spec: InstallSpec) -> JobReport:
+        async with self._ordering:
+            return await self._order("install", spec)
+
+    async def fetch(self, spec: FetchSpec) -> JobReport:
+        async with self._ordering:
+            return await self._order("fetch", spec)
+
+    async def cancel(self, job: str) -> JobReport:
+        """Ends a job; one that has ended stays as it ended."""
+        async with self._ordering:
+            found = self._jobs.get(job)
+            if found is None:
+                raise AgentError(f"cancelling job {job}: this node knows no such job", code=NOT_FOUND)
+            if found.task is not None and found.report.state not in ENDED:
+                found.task.cancel()
+                await found.ended.wait()
+            return found.report
+
+    def reports(self) -> tuple[JobReport, ...]:
+        return tuple(self._jobs[name].report for name in sorted(self._jobs))
+
+    # ---- JobGate: what shards ask ----------------------------------------------------------------
+
+    async def wait(self, jobs: tuple[JobId, ...]) -> None:
+        """Returns when all are done."""
+        for name in jobs:
+            job = self._jobs.get(name)
+            if job is None:
+                raise StalledError(f"waiting for job {name}: nobody ordered it on this node: plan again")
+            await job.ended.wait()
+            if job.report.state != JobState.DONE.value:
+                raise StalledError(
+                    f"job {name} ({job.report.description}) {job.report.state}: {job.report.error}"
+                )
+
+    def state(self, job: JobId) -> JobReport | None:
+        found = self._jobs.get(job)
+        return found.report if found else None
+
+    def engine_path(self, digest: str) -> str | None:
+        return next((engine.path for engine in self.targets.engines() if engine.digest == digest), None)
+
+    def weights_path(self, digest: str) -> str | None:
+        return next((found.path for found in self.targets.weights() if found.digest == digest), None)
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    async def adopt(self) -> tuple[str, ...]:
+        """Takes up what an earlier agent was told to do; returns what could not be read."""
+        problems = []
+        for name, data in sorted((await self._disk.read_all(FOLDER)).items()):
+            try:
+                job = _read(data)
+            except (codec.CodecError, ValueError, KeyError, TypeError) as wrong:
+                problems.append(f"{FOLDER}/{name} can't be read and is left alone: {wrong}")
+                continue
+            self._jobs[job.spec.job] = job
+        going_on = [job for job in self._jobs.values() if job.report.state not in ENDED]
+        for doer in self._doers.values():
+            await doer.clean(frozenset(job.spec.job for job in going_on))
+        for job in self._jobs.values():
+            if job.report.state in ENDED:
+                job.ended.set()
+        for job in going_on:
+            self._journal.append("job", job.spec.job, "resumed after the agent was restarted")
+            self._begin(job)
+        return tuple(problems)
+
+    async def close(self) -> None:
+        """Stops working without ending the orders: the next agent resumes them."""
+        self._closed = True
+        tasks = [job.task for job in self._jobs.values() if job.task is not None and not job.task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    async def _order(self, kind: str, spec: JobSpec) -> JobReport:
+        found = self._jobs.get(spec.job)
+        if found is not None and found.report.state not in ENDED:
+            return found.report
+        if not _JOB.match(spec.job) or not _DIGEST.match(spec.digest):
+            raise AgentError(
+                f"ordering job {spec.job!r:.80}: a job is called {kind}-<8 hex digits>, its target by 64 hex digits",
+                code=INVALID_PARAMS,
+            )
+        job = _Job(kind=kind, spec=spec, report=self._first_report(kind, spec))
+        try:
+            complete = self._doers[kind].complete(spec)
+        except StalledError as wrong:
+            raise AgentError(str(wrong), code=INVALID_PARAMS) from wrong
+        if complete:
+            job.report = replace(job.report, state=JobState.DONE.value, ended=self._clock.now())
+            job.ended.set()
+            self._jobs[spec.job] = job
+            return job.report
+        self._jobs[spec.job] = job
+        try:
+            await self._save(job)
+        except StalledError as wrong:
+            del self._jobs[spec.job]
+            job.ended.set()
+            raise AgentError(f"job {spec.job} was not begun: {wrong}", code=NO_SPACE) from wrong
+        self._begin(job)
+        await self._drop_oldest()
+        return job.report
+
+    def _first_report(self, kind: str, spec: JobSpec) -> JobReport:
+        told = f"{spec.engine} {spec.version}" if isinstance(spec, InstallSpec) else spec.description
+        return JobReport(
+            job=spec.job,
+            kind=kind,
+            target=spec.digest,
+            description=told,
+            state=JobState.QUEUED.value,
+            total_bytes=spec.size if isinstance(spec, FetchSpec) else None,
+        )
+
+    def _begin(self, job: _Job) -> None:
+        job.task = asyncio.ensure_future(self._work(job))
+
+    async def _work(self, job: _Job) -> None:
+        state, error = JobState.FAILED, ""
+        ticker: asyncio.Task[None] | None = None
+        try:
+            async with self._slots:
+                self._tell(job, state=JobState.RUNNING.value, started=self._clock.now())
+                ticker = asyncio.ensure_future(self._tick(job))
+                await asyncio.wait_for(self._attempts(job), timeout=job.spec.timeout)
+            state = JobState.DONE
+        except asyncio.CancelledError:
+            if self._closed:
+                raise  # the order stands; the next agent goes on
+            state = JobState.CANCELLED
+        except asyncio.TimeoutError:
+            error = f"not done within {job.spec.timeout:.0f} s; the last thing it said: {job.progress.line}"
+        except LlmgwError as wrong:
+            error = str(wrong)
+        except Exception as wrong:  # noqa: BLE001 - one broken job must not take the agent along
+            error = f"{type(wrong).__name__}: {wrong}"
+        finally:
+            if ticker is not None:
+                ticker.cancel()
+                with suppress(asyncio.CancelledError):
+                    await ticker
+        await self._end(job, state, error)
+
+    async def _attempts(self, job: _Job) -> None:
+        """A doer that says that trying again may help is tried again a few times; each goes on from the last."""
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                await self._doers[job.kind].run(job.spec, job.progress)
+            except RetryError as wrong:
+                if not left:
+                    raise
+                job.progress.say(f"{wrong}; trying again in {wrong.after.total_seconds():.0f} s")
+                await asyncio.sleep(wrong.after.total_seconds())
+            else:
+                return
+
+    async def _tick(self, job: _Job) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            self._tell(job)
+
+    def _tell(self, job: _Job, **changes: Any) -> None:
+        """A new report of the job, and told only if it says something new."""
+        told = replace(
+            job.report,
+            done_bytes=job.progress.done,
+            total_bytes=job.progress.total if job.progress.total is not None else job.report.total_bytes,
+            last_line=job.progress.line,
+            **changes,
+        )
+        if told != job.report:
+            job.report = told
+            self._changed(told)
+
+    async def _end(self, job: _Job, state: JobState, error: str) -> None:
+        self._tell(job, state=state.value, ended=self._clock.now(), error=error)
+        told = f"{job.report.description}: {state.value}"
+        self._journal.append("job", job.spec.job, f"{told}: {error}" if error else told)
+        try:
+            await self._save(job)
+        except StalledError as wrong:
+            # The order on disk still says running: the next agent looks again, finds the target complete or repeats.
+            self._journal.append("problem", job.spec.job, str(wrong))
+        finally:
+            job.ended.set()
+
+    async def _save(self, job: _Job) -> None:
+        data = {
+            "kind": job.kind,
+            "spec": codec.to_json(job.spec),
+            "report": codec.to_json(job.report),
+        }
+        await self._disk.write(f"{FOLDER}/{job.spec.job}.json", json.dumps(data, indent=2).encode())
+
+    async def _drop_oldest(self) -> None:
+        ended = [job for job in self._jobs.values() if job.report.state in ENDED]
+        surplus = len(self._jobs) - KEPT
+        for job in ended[: max(0, surplus)]:
+            del self._jobs[job.spec.job]
+            with suppress(StalledError):
+                await self._disk.remove(f"{FOLDER}/{job.spec.job}.json")
+
+
+def _read(data: bytes) -> _Job:
+    parsed = json.loads(data)
+    kind = parsed["kind"]
+    spec: JobSpec
+    if kind == "install":
+        spec = codec.from_json(InstallSpec, parsed["spec"], strict=False)
+    else:
+        spec = codec.from_json(FetchSpec, parsed["spec"], strict=False)
+    return _Job(kind=kind, spec=spec, report=codec.from_json(JobReport, parsed["report"], strict=False))

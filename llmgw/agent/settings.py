@@ -1,0 +1,156 @@
+"""The agent's settings and the lay of its work directory. Bootstrap writes ``agent.json``, the agent only reads it.
+
+====================== ====== =========================================================================
+below ``work`` (0711)   mode   what
+====================== ====== =========================================================================
+``agent.json``          0600   these settings
+``pretended.json``      0600   what the node pretends to be, when it does
+``agent.sock``          0600   the agent's socket
+``agent.lock``          0600   held by the one agent; says who it is
+``agent.log``           0600   what the agent logs
+``state``               0700   owner and fence
+``shards`` ``jobs``     0700   standing orders
+``logs`` ``journal``    0700   the engines' output; what happened
+``weights`` ``engines`` 0755   what jobs bring
+``home``                0711   the engines' homes, each 0700
+====================== ====== =========================================================================
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from llmgw.model.facts import Facts
+from llmgw.model.ids import FleetId
+from llmgw.model.manifest import PortRange, Reserve
+from llmgw.model.problems import StalledError
+from llmgw.wire import codec
+
+FORMAT = 1
+SETTINGS = "agent.json"
+PRETENDED = "pretended.json"
+SOCKET = "agent.sock"
+LOCK = "agent.lock"
+LOG = "agent.log"
+MAX_SETTINGS = 1024 * 1024
+MAX_PRETENDED = 4 * 1024 * 1024
+
+FOLDERS: Mapping[str, int] = {
+    "state": 0o700,
+    "shards": 0o700,
+    "jobs": 0o700,
+    "logs": 0o700,
+    "journal": 0o700,
+    "home": 0o711,
+}
+SHARED_MODE = 0o755
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """What an agent is told when it is set up. ``env`` is for its jobs (a proxy, say); it may hold secrets, and engines
+    get none of it: theirs is in the launch spec."""
+
+    node: str
+    fleet: FleetId | None = None
+    ports: PortRange = PortRange()
+    reserve: Reserve = Reserve()
+    pretends: bool = False
+    python: str | None = None  # makes the engines' environments; None: the agent's own
+    engine_user: str | None = None
+    weights: str | None = None
+    engines: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    format: int = FORMAT
+
+    def digest(self, pretended: bytes = b"") -> str:
+        """Tells whether a running agent has the settings that it should have. A hash, because ``env`` holds secrets."""
+        return hashlib.sha256(codec.dumps(self) + b"\0" + pretended).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where things are."""
+
+    work: Path
+    weights: Path
+    engines: Path
+
+    @property
+    def socket(self) -> Path:
+        return self.work / SOCKET
+
+    @property
+    def lock(self) -> Path:
+        return self.work / LOCK
+
+    @property
+    def log(self) -> Path:
+        return self.work / LOG
+
+    @property
+    def journal(self) -> Path:
+        return self.work / "journal" / "journal.jsonl"
+
+    @property
+    def pretended(self) -> Path:
+        return self.work / PRETENDED
+
+
+def layout(work: Path, settings: AgentSettings) -> Layout:
+    return Layout(
+        work=work,
+        weights=Path(settings.weights) if settings.weights else work / "weights",
+        engines=Path(settings.engines) if settings.engines else work / "engines",
+    )
+
+
+def make_folders(places: Layout) -> None:
+    """Idempotent; modes are set again, whatever the umask or somebody's chmod made of them."""
+    try:
+        places.work.mkdir(parents=True, exist_ok=True)
+        places.work.chmod(0o711)
+        for name, mode in FOLDERS.items():
+            folder = places.work / name
+            folder.mkdir(exist_ok=True)
+            folder.chmod(mode)
+        for folder in (places.weights, places.engines):
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(SHARED_MODE)
+    except OSError as wrong:
+        raise StalledError(
+            f"making the agent's directories below {places.work}: {wrong.strerror}: {wrong.filename}: free space or"
+            " rights there, or another work directory, will help"
+        ) from wrong
+
+
+def read_settings(work: Path) -> AgentSettings:
+    """Raises StalledError saying what is wrong with the file."""
+    file = work / SETTINGS
+    settings = codec_file(AgentSettings, file, limit=MAX_SETTINGS, strict=True)
+    if settings.format != FORMAT:
+        raise StalledError(
+            f"reading {file}: format {settings.format}, this agent reads {FORMAT}: bootstrap the node again"
+        )
+    return settings
+
+
+def read_pretended(places: Layout) -> Facts:
+    """What the node pretends to be. Unknown fields are refused: a misspelt one would silently mean nothing."""
+    facts = codec_file(Facts, places.pretended, limit=MAX_PRETENDED, strict=True)
+    return replace(facts, gpu_source="pretended")
+
+
+def codec_file(kind: type[codec.T], file: Path, *, limit: int, strict: bool) -> codec.T:
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(limit + 1)
+    except OSError as wrong:
+        raise StalledError(f"reading {file}: {wrong.strerror}: bootstrap the node again") from wrong
+    if len(data) > limit:
+        raise StalledError(f"reading {file}: more than {limit} bytes: bootstrap the node again")
+    try:
+        return codec.loads(kind, data, strict=strict)
+    except codec.CodecError as wrong:
+        raise StalledError(f"reading {file}: {wrong}: bootstrap the node again") from wrong
