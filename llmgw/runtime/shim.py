@@ -1,0 +1,405 @@
+"""The shim: parent of one engine process, so that the agent may come and go and the engine's end is still known.
+
+Run by path as ``python -I -S shim.py``; imports nothing of llmgw. Its order comes as JSON on standard input, because
+argv and environment of a process can be read by others and the order holds secrets::
+
+    {"shard", "process", "argv": [..], "env": {..}, "home": dir, "directory": dir, "files": {path: text},
+     "log": file, "statusFile": file, "user": {"uid", "gid", "groups": [..]} | null, "cgroup": dir | null,
+     "bootId", "shimOomScoreAdj": int, "now": seconds}
+
+It answers with one line of JSON on standard output, ``{"ok": true}`` or ``{"error": text}``, once the engine has been
+executed or has not, and then lives until the engine has ended.
+
+The status file (0600, always written whole) is the engine's record for every later agent: ``{bootId, startedAt, cgroup,
+shim: {pid, start}, engine: {pid, start}, exit: {code | signal, at}}``, or ``{error}`` when it could not be executed. The
+engine is not executed before its pid stands there. A lock beside it makes a second start of the same process impossible.
+
+The shim ignores TERM, INT and HUP and is the subreaper: whatever the engine leaves behind, however it tried to hide,
+becomes the shim's child and is killed when the engine has ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing itself would cost each engine's shim memory and start-up
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+MAX_ORDER = 16 * 1024 * 1024
+KILL_WITHIN = (
+    5.0  # seconds for SIGKILL to work; what is stuck in the kernel longer is left to the agent to report
+)
+
+PR_SET_CHILD_SUBREAPER = 36
+RLIMIT_CORE = 4
+CLOCK_TICK = 0.02
+
+CLOCK_REALTIME = 0
+RESERVED = 2048
+"""Bytes laid down beside the status file at launch, so that an engine's end can be written on a full disk too."""
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Refused(Exception):  # noqa: N818 - it is an answer, not a fault
+    """The engine was not executed; the text says why."""
+
+
+class Limit(ctypes.Structure):
+    _fields_ = [("soft", ctypes.c_ulong), ("hard", ctypes.c_ulong)]
+
+
+class Timespec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+def main() -> None:
+    order = read_order()
+    detach()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    status = {
+        "bootId": order["bootId"],
+        "startedAt": clock(),
+        "cgroup": None,
+        "shim": {"pid": os.getpid(), "start": start_ticks(os.getpid())},
+    }
+    try:
+        lock(order["statusFile"] + ".lock")
+    except OSError as wrong:
+        answer({"error": f"another shim already runs this process (its lock is held): {wrong.strerror}"})
+        os._exit(1)
+    try:
+        write_oom_score(order.get("shimOomScoreAdj", 0))
+        write_status(order["statusFile"], status)
+        reserve(order["statusFile"])
+        engine = launch(order, status)
+    except (Refused, OSError) as wrong:
+        refuse(order, status, wrong)
+    answer({"ok": True})
+    os.chdir("/")
+    path = order["statusFile"]
+    order.clear()  # nothing secret is kept while waiting
+    finish(path, wait(engine), status)
+
+
+def read_order() -> dict[str, Any]:
+    data = sys.stdin.buffer.read(MAX_ORDER + 1)
+    try:
+        order = json.loads(data) if len(data) <= MAX_ORDER else None
+    except ValueError:
+        order = None
+    if not isinstance(order, dict):
+        # Cut off: whoever ordered has died. Nothing has happened yet, and nothing will.
+        answer({"error": f"the shim's order is no JSON object of at most {MAX_ORDER} bytes"})
+        os._exit(2)
+    return order
+
+
+def detach() -> None:
+    """Away from the agent: it must neither have to reap the shim nor be able to take it along."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 2)
+    os.close(null)
+
+
+def answer(value: dict[str, Any]) -> None:
+    """To the agent, if it is still there."""
+    try:
+        os.write(1, json.dumps(value).encode() + b"\n")
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 1)
+        os.close(null)
+    except OSError:
+        pass
+
+
+def refuse(order: dict[str, Any], status: dict[str, Any], wrong: Refused | OSError) -> NoReturn:
+    text = f"{wrong.strerror}: {wrong.filename}" if isinstance(wrong, OSError) else str(wrong)
+    attempt(write_status, order["statusFile"], {**status, "error": text})
+    attempt(os.unlink, order["statusFile"] + ".end")
+    remove_cgroup(status)
+    answer({"error": text})
+    os._exit(1)
+
+
+# ---- The engine ---------------------------------------------------------------------------------------
+
+
+def launch(order: dict[str, Any], status: dict[str, Any]) -> int:
+    """Forks, puts the child on record, then lets it execute. Returns its pid once it has."""
+    go_read, go_write = os.pipe()
+    told_read, told_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(go_write)
+        os.close(told_read)
+        become_engine(order, go_read, told_write)
+    os.close(go_read)
+    os.close(told_write)
+    try:
+        status["engine"] = {"pid": pid, "start": start_ticks(pid)}
+        status["cgroup"] = join_cgroup(order.get("cgroup"), pid)
+        write_status(order["statusFile"], status)
+        os.write(go_write, b"g")
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+    finally:
+        os.close(go_write)
+    told = read_to_end(told_read)
+    if told:
+        os.waitpid(pid, 0)
+        raise Refused(told.decode(errors="replace"))
+    return pid
+
+
+def become_engine(order: dict[str, Any], go: int, told: int) -> NoReturn:
+    """In the child; never returns. ``told`` closes by exec, or brings the reason."""
+    doing = "starting"
+    try:
+        if os.read(go, 1) != b"g":
+            os._exit(1)  # the shim could not put it on record
+        os.setsid()
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            attempt(signal.signal, number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        write_oom_score(0)
+        os.umask(0o077)
+        libc.setrlimit(RLIMIT_CORE, ctypes.byref(Limit(0, 0)))
+        doing = f"opening the log {order['log']}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        log = os.open(order["log"], flags, 0o600)
+        os.fchmod(log, 0o600)
+        doing = f"making the home {order['home']}"
+        make_home(order["home"], order.get("user"))
+        user = order.get("user")
+        if user:
+            doing = f"becoming user {user['uid']}"
+            os.setgroups(user["groups"])
+            os.setresgid(user["gid"], user["gid"], user["gid"])
+            os.setresuid(user["uid"], user["uid"], user["uid"])
+        doing = f"entering {order['directory']}"
+        os.makedirs(order["directory"], 0o700, exist_ok=True)
+        os.chdir(order["directory"])
+        for path, text in order["files"].items():
+            doing = f"laying the file {path}"
+            lay_file(path, text)
+        doing = f"executing {order['argv'][0]}"
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        keep_nothing_open()
+        env = {**order["env"], "SPT_NOENV": "1", "LLMGW_SHARD": order["shard"]}
+        os.execvpe(order["argv"][0], order["argv"], env)  # noqa: S606 - no shell is the point
+    except BaseException as wrong:  # noqa: BLE001 - whatever it is, the parent must hear of it
+        reason = getattr(wrong, "strerror", None) or f"{type(wrong).__name__}: {wrong}"
+        os.write(told, f"{doing}: {reason}".encode()[:4000])
+    finally:
+        os._exit(127)
+
+
+def make_home(home: str, user: dict[str, Any] | None) -> None:
+    """``home/<user>`` is the user's and nobody else's; the folder around it is the agent's, so nobody can have put
+    something else in its place."""
+    around = os.path.dirname(home)
+    if not os.path.isdir(around):
+        os.makedirs(around)
+        os.chmod(around, 0o711)  # noqa: S103 - users may pass through, not look
+    if not os.path.isdir(home):
+        os.mkdir(home, 0o700)
+    if user and os.stat(home).st_uid != user["uid"]:
+        os.chown(home, user["uid"], user["gid"], follow_symlinks=False)
+
+
+def lay_file(path: str, text: str) -> None:
+    """Below the current directory, as the engine's user; a file of an earlier start is replaced."""
+    folder = os.path.dirname(path)
+    if folder:
+        os.makedirs(folder, 0o700, exist_ok=True)
+    temporary = f"{path}.new"
+    attempt(os.unlink, temporary)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    write_all(descriptor, text.encode())
+    os.close(descriptor)
+    os.rename(temporary, path)
+
+
+def keep_nothing_open() -> None:
+    """Past exec only 0, 1 and 2 stay."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            attempt(os.set_inheritable, int(name), False)  # the listing's own descriptor is gone already
+
+
+def wait(engine: int) -> int:
+    """Reaps whatever comes, until it is the engine. Returns its exit code, or minus its signal."""
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == engine:
+            return os.waitstatus_to_exitcode(status)
+
+
+def finish(path: str, code: int, status: dict[str, Any]) -> NoReturn:
+    """The end goes on record first: clearing up may take long, and the shim itself may be killed meanwhile."""
+    ended = {"at": clock(), **({"signal": -code} if code < 0 else {"code": code})}
+    last = {**status, "exit": ended}
+    if not attempt(write_status, path, last):
+        attempt(write_into_reserve, path, last)
+    attempt(os.unlink, f"{path}.end")
+    kill_descendants()
+    remove_cgroup(status)
+    os._exit(0)
+
+
+def kill_descendants() -> None:
+    """SIGKILL to everything below the shim, again and again: orphans come up as their parents die."""
+    waited = 0.0
+    while waited < KILL_WITHIN:
+        for pid in descendants(os.getpid()):
+            attempt(os.kill, pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        select.select([], [], [], CLOCK_TICK)
+        waited += CLOCK_TICK
+
+
+def descendants(root: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            fields = stat_fields(int(name))
+            if fields:
+                children.setdefault(int(fields[1]), []).append(int(name))
+    found: list[int] = []
+    todo = [root]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+# ---- Files and numbers ----------------------------------------------------------------------------------
+
+
+def stat_fields(pid: int) -> list[bytes]:
+    """/proc/PID/stat from the state on. The name before it may hold anything, brackets too."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            data = file.read(4096)
+    except OSError:
+        return []
+    return data[data.rindex(b")") + 2 :].split()
+
+
+def start_ticks(pid: int) -> int:
+    fields = stat_fields(pid)
+    return int(fields[19]) if fields else 0
+
+
+def clock() -> float:
+    """Seconds since 1970."""
+    now = Timespec()
+    libc.clock_gettime(CLOCK_REALTIME, ctypes.byref(now))
+    return float(now.seconds + now.nanoseconds / 1e9)
+
+
+def attempt(function: Callable[..., Any], *arguments: Any) -> bool:
+    """True: done. False: the system refused, and there is nothing better to do."""
+    try:
+        function(*arguments)
+    except OSError:
+        return False
+    return True
+
+
+def lock(path: str) -> None:
+    """Held until the shim ends; not passed on to the engine."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    os.lockf(descriptor, os.F_TLOCK, 0)
+
+
+def write_status(path: str, status: dict[str, Any]) -> None:
+    temporary = f"{path}.new"
+    write_whole(temporary, json.dumps(status).encode(), os.O_CREAT | os.O_TRUNC)
+    os.rename(temporary, path)
+
+
+def write_whole(path: str, data: bytes, flags: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | flags, 0o600)
+    try:
+        write_all(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def reserve(path: str) -> None:
+    write_whole(f"{path}.end", b" " * RESERVED, os.O_CREAT | os.O_TRUNC)
+
+
+def write_into_reserve(path: str, status: dict[str, Any]) -> None:
+    """In place, which needs no new block; what is left of the reserve is white space."""
+    write_whole(f"{path}.end", json.dumps(status).encode().ljust(RESERVED), 0)
+    os.rename(f"{path}.end", path)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def read_to_end(descriptor: int) -> bytes:
+    data = b""
+    while part := os.read(descriptor, 4096):
+        data += part
+    os.close(descriptor)
+    return data
+
+
+def write_oom_score(value: int) -> None:
+    """Lowering needs a right that a user's agent lacks; it stays as it is then."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write(str(value))
+    except OSError:
+        pass
+
+
+def join_cgroup(path: str | None, pid: int) -> str | None:
+    """Membership is proof of what belongs to the shard, nothing more: no controller is ever enabled."""
+    if not path:
+        return None
+    try:
+        os.makedirs(path, 0o755, exist_ok=True)
+        with open(os.path.join(path, "cgroup.procs"), "w") as file:
+            file.write(str(pid))
+    except OSError:
+        return None
+    return path
+
+
+def remove_cgroup(status: dict[str, Any]) -> None:
+    """Fails while another process of the shard is in it, as it should."""
+    if status.get("cgroup"):
+        attempt(os.rmdir, status["cgroup"])
+
+
+if __name__ == "__main__":
+    main()
