@@ -147,7 +147,8 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        return f"http://{self.address}:{self.port}/v1"
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"http://{host}:{self.port}/v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,85 @@
+"""One fleet as the passes see it: its manifests, its record, the ways to its nodes, its secret, the clock.
+
+Only seams and values stand here, so that the simulation builds a fleet of fakes; what wires the real ones is
+:mod:`llmgw.controller.opening`.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from llmgw.clock import Clock
+from llmgw.controller.nodes.transport import Transport
+from llmgw.controller.repo.records import RecordStore
+from llmgw.core.adapter import EngineAdapter
+from llmgw.model.desired import Desired
+from llmgw.model.ids import Commit, FleetId
+
+
+class Source(Protocol):
+    """The manifests, by commit."""
+
+    async def newest(self) -> Commit:
+        """The commit that the fleet's branch points to right now. RetryError when the repository does not
+        answer, StalledError when there is no such branch."""
+        ...
+
+    async def commit(self, name: str) -> Commit:
+        """The commit that a person means by a branch, tag or (short) id."""
+        ...
+
+    async def desired(self, commit: Commit, *, key_id: str) -> Desired:
+        """What the commit asks for. InvalidError with every problem of every file."""
+        ...
+
+    async def is_ancestor(self, older: Commit, newer: Commit) -> bool:
+        """Whether ``newer`` grew out of ``older``; False as well when one of them is not there any more."""
+        ...
+
+    async def unpushed(self, commit: Commit) -> bool:
+        """Whether the repository has remotes and none of them holds the commit."""
+        ...
+
+    async def keep(self, commit: Commit) -> None:
+        """An applied commit must stay readable, whatever becomes of the branch."""
+        ...
+
+
+class FleetSecret(Protocol):
+    """What the replicas' keys are made from."""
+
+    def load(self) -> bytes | None:
+        """None: this machine has none."""
+        ...
+
+    def make(self) -> bytes:
+        """For a fleet that never had one: make and keep it, or return the one that is there."""
+        ...
+
+    @property
+    def place(self) -> str:
+        """Where it lies or should lie, for messages."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """``first_id`` becomes the fleet's id if it has no record yet. ``lock`` keeps other passes of this machine out:
+    entered with the seconds to wait for them, it raises HeldError naming the holder. ``environment`` is where
+    ``fromEnv`` values come from."""
+
+    name: str
+    source: Source
+    store: RecordStore
+    transports: Mapping[str, Transport]
+    adapters: Mapping[str, EngineAdapter]
+    clock: Clock
+    secret: FleetSecret
+    lock: Callable[[float], AbstractAsyncContextManager[object]]
+    first_id: FleetId
+    holder: str
+    actor: str
+    trigger: str = "manual"
+    environment: Mapping[str, str]
+    tool_version: str

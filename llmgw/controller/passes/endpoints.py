@@ -1,0 +1,186 @@
+"""Where models answer: every replica's URL and key, in the words of whoever wants to reach them.
+
+Pure but for :func:`write`. The keys are secrets: what is returned here belongs on a terminal or in a 0600 file.
+"""
+
+import json
+import shlex
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmgw.controller.passes.saved import write_private
+from llmgw.controller.secrets import replica_key
+from llmgw.model.problems import StalledError
+from llmgw.model.record import Endpoint, Record
+
+FORMATS = ("litellm", "nginx", "prometheus-sd")
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reachable:
+    """One replica, with the key that opens it."""
+
+    endpoint: Endpoint
+    key: str
+
+
+def reachable(record: Record, secret: bytes, model: str | None = None) -> tuple[Reachable, ...]:
+    """Every published replica, or those of one model by name, served name or alias. StalledError names the models
+    that there are when it is none of them."""
+    chosen = [it for it in record.endpoints if model is None or model in _names(it)]
+    if model is not None and not chosen:
+        recorded = record.models.get(model)
+        if recorded is not None:
+            raise StalledError(f"model {model} has no replica that serves: look at `llmgw status`")
+        there = ", ".join(sorted({it.model for it in record.endpoints})) or "none serves yet"
+        raise StalledError(f"no model is called {model}; there is: {there}")
+    chosen.sort(key=lambda it: (it.model, it.replica))
+    return tuple(Reachable(endpoint=it, key=replica_key(secret, it.replica)) for it in chosen)
+
+
+def _names(endpoint: Endpoint) -> tuple[str, ...]:
+    return (endpoint.model, endpoint.served_name, *endpoint.aliases)
+
+
+def ready(found: Sequence[Reachable]) -> tuple[Reachable, ...]:
+    """Without those that only finish what they have begun."""
+    return tuple(it for it in found if it.endpoint.state == "ready")
+
+
+def as_table(found: Sequence[Reachable]) -> str:
+    """For people. The keys are shown: that is what the command is asked for."""
+    if not found:
+        return "No replica serves yet.\n"
+    rows = [("MODEL", "REPLICA", "STATE", "URL", "KEY")]
+    rows += [
+        (it.endpoint.served_name, it.endpoint.replica, it.endpoint.state, it.endpoint.url, it.key)
+        for it in found
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n"
+        for row in rows
+    )
+
+
+def as_env(found: Sequence[Reachable]) -> str:
+    """Lines for ``eval``, of the first ready replica."""
+    serving = ready(found)
+    if not serving:
+        raise StalledError("no replica is ready: look at `llmgw status`, and ask again when one is")
+    first = serving[0]
+    pairs = {
+        "OPENAI_BASE_URL": first.endpoint.url,
+        "OPENAI_API_KEY": first.key,
+        "OPENAI_MODEL": first.endpoint.served_name,
+    }
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in pairs.items())
+
+
+def as_json(found: Sequence[Reachable], record: Record) -> str:
+    """See schemas/endpoints.schema.json."""
+    document = {
+        "formatVersion": FORMAT_VERSION,
+        "fleet": record.fleet,
+        "serial": record.serial,
+        "endpoints": [
+            {
+                "model": it.endpoint.model,
+                "servedName": it.endpoint.served_name,
+                "aliases": list(it.endpoint.aliases),
+                "replica": it.endpoint.replica,
+                "address": it.endpoint.address,
+                "port": it.endpoint.port,
+                "url": it.endpoint.url,
+                "keyId": it.endpoint.key_id,
+                "key": it.key,
+                "state": it.endpoint.state,
+                "adapters": list(it.endpoint.adapters),
+            }
+            for it in found
+        ],
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def as_format(found: Sequence[Reachable], name: str) -> str:
+    match name:
+        case "litellm":
+            return _litellm(ready(found))
+        case "nginx":
+            return _nginx(ready(found))
+        case "prometheus-sd":
+            return _prometheus(found)
+        case _:
+            raise StalledError(f"no format is called {name}: use one of {', '.join(FORMATS)}")
+
+
+def _litellm(found: Sequence[Reachable]) -> str:
+    """``model_list`` of a LiteLLM proxy: one entry a replica and name, which it balances over. JSON is YAML."""
+    entries = [
+        {
+            "model_name": name,
+            "litellm_params": {
+                "model": f"openai/{it.endpoint.served_name}",
+                "api_base": it.endpoint.url,
+                "api_key": it.key,
+            },
+        }
+        for it in found
+        for name in (it.endpoint.served_name, *it.endpoint.aliases)
+    ]
+    return json.dumps({"model_list": entries}, indent=2, ensure_ascii=False) + "\n"
+
+
+def _nginx(found: Sequence[Reachable]) -> str:
+    """For the ``http`` block: two variables a model, where a request goes and the key that opens it there. The place
+    is drawn before the request is sent, because an ``upstream`` block can't give each of its servers a key."""
+    models: defaultdict[str, list[Reachable]] = defaultdict(list)
+    for it in found:
+        models[it.endpoint.model].append(it)
+    lines: list[str] = []
+    for model, members in sorted(models.items()):
+        place, key = f"$llmgw_{_word(model)}", f"$llmgw_{_word(model)}_key"
+        share = f"{int(10_000 / len(members)) / 100:g}%"
+        lines.append(f"# proxy_pass http://{place}; proxy_set_header Authorization {key};")
+        lines.append(f'split_clients "$request_id" {place} {{')
+        lines += [f'    {share} "{_authority(it.endpoint)}";' for it in members[:-1]]
+        lines += [f'    * "{_authority(members[-1].endpoint)}";', "}"]
+        lines.append(f"map {place} {key} {{")
+        lines += [f'    "{_authority(it.endpoint)}" "Bearer {it.key}";' for it in members]
+        lines += ["}", ""]
+    return "\n".join(lines) if lines else "# no replica is ready\n"
+
+
+def _prometheus(found: Sequence[Reachable]) -> str:
+    """``file_sd_configs``: one target a replica. Engines whose metrics need the key need it in the scrape job."""
+    targets = [
+        {
+            "targets": [_authority(it.endpoint)],
+            "labels": {
+                "model": it.endpoint.model,
+                "served_name": it.endpoint.served_name,
+                "replica": it.endpoint.replica,
+                "state": it.endpoint.state,
+            },
+        }
+        for it in found
+    ]
+    return json.dumps(targets, indent=2, ensure_ascii=False) + "\n"
+
+
+def _authority(endpoint: Endpoint) -> str:
+    host = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
+    return f"{host}:{endpoint.port}"
+
+
+def _word(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "_" for letter in name)
+
+
+def write(text: str, path: Path) -> None:
+    """Whole or not at all, mode 0600: whoever can read it can use the models."""
+    write_private(path, text.encode())

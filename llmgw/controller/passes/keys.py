@@ -1,0 +1,51 @@
+"""What a start sends beside its spec: the replica's API key and the values that manifests only point to.
+
+They are looked up when they are sent and go nowhere else.
+"""
+
+from collections.abc import Callable, Mapping
+
+from llmgw.controller.secrets import replica_key, resolve
+from llmgw.model.desired import Desired
+from llmgw.model.ids import ReplicaId
+from llmgw.model.manifest import FromEnv, FromFile, Value
+from llmgw.model.plan import Step
+from llmgw.model.problems import StalledError
+from llmgw.model.record import Record
+
+
+def secrets_for(
+    record: Record, desired: Desired, secret: bytes, environment: Mapping[str, str]
+) -> Callable[[Step], Mapping[str, str]]:
+    """``record`` is the intent: it holds the spec that each replica is started with."""
+
+    def of(step: Step) -> Mapping[str, str]:
+        assert step.launch is not None
+        values = {"key": replica_key(secret, ReplicaId(step.launch.replica))}
+        for name in step.launch.secrets:
+            reference = _reference(name, step, record, desired)
+            if reference is None:
+                raise StalledError(
+                    f"step {step.id} needs the secret {name}, which neither the model, its profile nor the node names: "
+                    "plan again"
+                )
+            values[name] = str(resolve(reference, environment))
+        return values
+
+    return of
+
+
+def _reference(name: str, step: Step, record: Record, desired: Desired) -> FromEnv | FromFile | None:
+    """Where a value comes from: the model's word goes before the profile's, and that before the node's."""
+    places: list[Mapping[str, Value]] = []
+    replica = record.replicas.get(step.replica or "")
+    if replica is not None:
+        places += [replica.spec.model.env, replica.spec.profile.env]
+    node = desired.nodes.get(step.node or "")
+    if node is not None:
+        places.append(node.spec.env)
+    for env in places:
+        value = env.get(name)
+        if isinstance(value, FromEnv | FromFile):
+            return value
+    return None

@@ -1,0 +1,82 @@
+"""The open connections of one command, by node: opened when first needed, shared, closed together."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping
+
+from llmgw.controller.nodes.transport import Link, Transport
+from llmgw.model.desired import DesiredNode
+from llmgw.model.facts import Facts
+from llmgw.model.ids import FleetId
+from llmgw.model.problems import LlmgwError, StalledError
+
+
+class Links:
+    """At most one connection a node. ``fleet`` None: not named yet, so that looking claims no node."""
+
+    def __init__(self, transports: Mapping[str, Transport]) -> None:
+        self._transports = transports
+        self._open: dict[str, Link] = {}
+        self._opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.fleet: FleetId | None = None
+
+    async def to(self, node: DesiredNode) -> Link:
+        """The connection to a node, opened if there is none. Raises what Transport.connect raises."""
+        async with self._opening[node.name]:
+            link = self._open.get(node.name)
+            if link is None:
+                link = await self._transport(node).connect(node, fleet=self.fleet)
+                if problem := self._stranger(node, link):
+                    await link.close()
+                    raise StalledError(problem)
+                self._open[node.name] = link
+            return link
+
+    def _stranger(self, node: DesiredNode, link: Link) -> str:
+        owner = link.hello.fleet
+        if owner is None or owner == self.fleet:
+            return ""
+        if self.fleet is None:
+            return (
+                f"node {node.name}: its agent belongs to fleet {owner}, and this fleet has no record yet: if the record "
+                "was lost, `llmgw recover` rebuilds it; else give the node a work directory of its own"
+            )
+        return (
+            f"node {node.name}: its agent belongs to fleet {owner}, not to {self.fleet}: remove the node from one of "
+            "the two fleets, or give it a work directory of its own"
+        )
+
+    async def drop(self, node: str) -> None:
+        """Forget a connection that broke; the next ``to`` opens another."""
+        link = self._open.pop(node, None)
+        if link is not None:
+            await _close(link)
+
+    async def probe(self, node: DesiredNode) -> Facts:
+        return await self._transport(node).probe(node)
+
+    async def bootstrap(self, node: DesiredNode, *, fleet: FleetId) -> None:
+        """Install, start or upgrade the node's agent; the next ``to`` reaches it."""
+        await self.drop(node.name)
+        await self._transport(node).bootstrap(node, fleet=fleet)
+
+    async def close(self) -> None:
+        links, self._open = tuple(self._open.values()), {}
+        await asyncio.gather(*(_close(link) for link in links))
+
+    def _transport(self, node: DesiredNode) -> Transport:
+        transport = self._transports.get(node.spec.transport)
+        if transport is None:
+            raise StalledError(
+                f"node {node.name}: transport {node.spec.transport} is not supported here: "
+                f"use one of {', '.join(sorted(self._transports))}"
+            )
+        return transport
+
+
+async def _close(link: Link) -> None:
+    """A connection that can't even be closed is as gone as it can be."""
+    try:
+        await link.close()
+    except (LlmgwError, OSError):
+        return

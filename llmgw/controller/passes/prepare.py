@@ -1,0 +1,121 @@
+"""Everything a pass must know before it decides, and the plan that follows: record, commit, nodes, plan.
+
+Reads only; whoever asks for a plan and whoever carries one out come through here, so that both see the same.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llmgw.controller.fleet import Fleet
+from llmgw.controller.passes.links import Links
+from llmgw.controller.passes.observe import observe, unasked
+from llmgw.controller.repo.records import Stored
+from llmgw.core.planner import PlanOptions, plan
+from llmgw.model.desired import Desired
+from llmgw.model.ids import Commit, key_id
+from llmgw.model.plan import Plan
+from llmgw.model.problems import StalledError
+from llmgw.model.record import Record
+from llmgw.model.report import Observed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is to be planned. ``commit`` None: the newest of the branch. ``worktree``: what lies in a work tree
+    instead, given the key id; it can be planned, never applied."""
+
+    commit: Commit | None = None
+    worktree: Callable[[str], Desired] | None = None
+    offline: bool = False
+    allow_prune: bool = False
+    allow_rollback: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """``record`` is the stored one, or the empty one of a fleet that has none yet."""
+
+    stored: Stored
+    record: Record
+    desired: Desired
+    observed: Observed
+    plan: Plan
+
+
+async def prepare(fleet: Fleet, wish: Wish, links: Links) -> Prepared:
+    """Read, observe, plan. The commit is resolved once and carried through."""
+    stored, commit = await asyncio.gather(fleet.store.read(), _commit(fleet, wish))
+    record = stored.record or _first_record(fleet, wish)
+    desired = await _desired(fleet, wish, commit, record)
+    links.fleet = record.fleet if stored.record else None
+    if wish.offline:
+        observed = unasked(desired.nodes, stored.record)
+    else:
+        observed = await observe(desired.nodes, stored.record, links)
+    made = await plan_again(fleet, wish, stored=stored, record=record, desired=desired, observed=observed)
+    return Prepared(stored=stored, record=record, desired=desired, observed=observed, plan=made)
+
+
+async def plan_again(
+    fleet: Fleet, wish: Wish, *, stored: Stored, record: Record, desired: Desired, observed: Observed
+) -> Plan:
+    """The plan alone, from what is known already."""
+    ended = record.last_pass.ended if record.last_pass else None
+    options = PlanOptions(
+        allow_prune=wish.allow_prune,
+        allow_rollback=wish.allow_rollback,
+        strict_ancestor=await _goes_back(fleet, desired.commit, record),
+        offline=wish.offline,
+        worktree=wish.worktree is not None,
+        key_id=record.key_id,
+        record_commit=stored.version,
+        record_at=ended or (record.last_pass.started if record.last_pass else None),
+    )
+    return plan(desired, record, observed, fleet.adapters, now=fleet.clock.now(), options=options)
+
+
+async def _commit(fleet: Fleet, wish: Wish) -> Commit | None:
+    if wish.worktree is not None:
+        return None
+    return wish.commit or await fleet.source.newest()
+
+
+async def _desired(fleet: Fleet, wish: Wish, commit: Commit | None, record: Record) -> Desired:
+    if wish.worktree is not None:
+        return wish.worktree(record.key_id)
+    assert commit is not None
+    return await fleet.source.desired(commit, key_id=record.key_id)
+
+
+async def _goes_back(fleet: Fleet, commit: Commit | None, record: Record) -> bool:
+    """Whether the commit is a strict ancestor of the one that was applied last."""
+    if commit is None or record.commit is None or commit == record.commit:
+        return False
+    return await fleet.source.is_ancestor(commit, record.commit)
+
+
+def _first_record(fleet: Fleet, wish: Wish) -> Record:
+    """An empty record. Its key id is that of the secret, which an offline plan does not make."""
+    secret = fleet.secret.load() if wish.offline else fleet.secret.make()
+    return Record(
+        fleet=fleet.first_id,
+        key_id=key_id(secret) if secret else "",
+        tool_version=fleet.tool_version,
+    )
+
+
+def own_secret(fleet: Fleet, record: Record) -> bytes:
+    """The secret that the record's keys are made from. StalledError when this machine has none, or another one."""
+    secret = fleet.secret.load()
+    if secret is None:
+        raise StalledError(
+            f"fleet secret {record.key_id} is not on this machine: copy it from where the fleet was applied before to "
+            f"{fleet.secret.place} (mode 0600), or give it in LLMGW_SECRET"
+        )
+    if key_id(secret) != record.key_id:
+        raise StalledError(
+            f"the secret in {fleet.secret.place} is {key_id(secret)}, and the fleet's keys are made from {record.key_id}: "
+            f"copy the secret named {record.key_id} from where the fleet was applied before"
+        )
+    return secret

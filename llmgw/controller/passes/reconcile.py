@@ -1,0 +1,152 @@
+"""One pass: observe, plan, command, record. Seconds, never minutes; interrupted anywhere, the next one finishes it."""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from llmgw.controller.fleet import Fleet
+from llmgw.controller.passes.aftermath import became_of
+from llmgw.controller.passes.halt import Halt
+from llmgw.controller.passes.lease import crashed_pass, wait_for_turn
+from llmgw.controller.passes.links import Links
+from llmgw.controller.passes.prepare import Prepared, Wish, plan_again, prepare
+from llmgw.controller.passes.progress import Progress
+from llmgw.controller.passes.saved import check_fresh
+from llmgw.controller.passes.story import happened, news_message, recovered_message
+from llmgw.controller.passes.values import PassRequest, PassResult, SupersededError
+from llmgw.controller.passes.work import Work, pass_record
+from llmgw.controller.repo.records import LostRaceError, Stored
+from llmgw.core import recording
+from llmgw.model.plan import StepKind
+from llmgw.model.problems import HeldError, StalledError
+from llmgw.model.record import Outcome, Record
+
+NEWS_EVERY = timedelta(minutes=5)
+"""What happened by itself is recorded with the next pass that commands something, or this often at most."""
+
+
+async def one_pass(
+    fleet: Fleet, request: PassRequest, *, links: Links, halt: Halt, progress: Progress
+) -> PassResult:
+    """Raises HeldError (somebody else is applying), StaleError (a saved plan's world has moved), StalledError and
+    RetryError (nothing was commanded). What goes wrong on nodes stands in the result."""
+    await wait_for_turn(fleet, timeout=request.lock_timeout, halt=halt)
+    async with fleet.lock(request.lock_timeout):
+        try:
+            return await _attempt(fleet, request, links=links, halt=halt, progress=progress)
+        except LostRaceError:
+            progress.said("somebody else changed the record meanwhile: reading it and planning again")
+        try:
+            return await _attempt(fleet, request, links=links, halt=halt, progress=progress)
+        except LostRaceError as lost:
+            raise HeldError(
+                "somebody else wrote the record twice while this pass was planning: try again when they have finished"
+            ) from lost
+
+
+async def _attempt(
+    fleet: Fleet, request: PassRequest, *, links: Links, halt: Halt, progress: Progress
+) -> PassResult:
+    prepared = await prepare(fleet, request.wish, links)
+    _check_continued(request, prepared)
+    prepared = await _take_over(fleet, request.wish, prepared, progress)
+    plan = prepared.plan
+    if request.saved is not None:
+        await check_fresh(fleet, request.saved, prepared)
+        plan = request.saved.plan
+    if not plan.commands:
+        record = await _note_news(fleet, prepared)
+        return PassResult(prepared=prepared, plan=plan, record=record)
+    await _check_commit(fleet, request, prepared)
+    if request.approve is not None:
+        request.approve(plan)
+    if halt:
+        return PassResult(
+            prepared=prepared, plan=plan, record=prepared.record, outcome=halt.outcome, halted=halt.reason
+        )
+    progress.planned(plan)
+    passed = pass_record(fleet, prepared, plan)
+    work = Work(fleet=fleet, request=request, prepared=prepared, plan=plan, passed=passed)
+    if all(step.kind is StepKind.PUBLISH for step in plan.commands):
+        return await work.record_only(progress)
+    return await work.carry_out(links=links, halt=halt, progress=progress)
+
+
+def _check_continued(request: PassRequest, prepared: Prepared) -> None:
+    record = prepared.record
+    if request.continues is None or record.serial <= request.continues:
+        return
+    if record.commit is not None and record.commit != prepared.desired.commit:
+        holder = record.last_pass.holder if record.last_pass else "somebody else"
+        raise SupersededError(
+            f"{holder} applied {record.commit[:10]} meanwhile (serial {record.serial}): that counts now"
+        )
+
+
+async def _take_over(fleet: Fleet, wish: Wish, prepared: Prepared, progress: Progress) -> Prepared:
+    """Close a pass whose controller is gone, by what the agents report, and plan on from there."""
+    now = fleet.clock.now()
+    crashed = crashed_pass(prepared.record, holder=fleet.holder, now=now)
+    if crashed is None:
+        return prepared
+    progress.said(
+        f"{crashed.holder} did not finish serial {crashed.serial} (begun {crashed.started:%Y-%m-%d %H:%M:%S} UTC): "
+        "asked the agents what became of it, and carrying on"
+    )
+    left = prepared.stored.pending_plan
+    results = became_of(left, prepared.observed) if left else {}
+    record = prepared.record
+    if left is not None:
+        record = recording.end(record, left, results, prepared.observed, now=now)
+    ended = replace(
+        crashed,
+        outcome=Outcome.RECOVERED,
+        ended=now,
+        steps={name: result.outcome.value for name, result in results.items()},
+        errors=(f"its controller did not finish; recovered by {fleet.holder}",),
+    )
+    record = replace(record, last_pass=ended)
+    message = recovered_message(ended, left, results)
+    version = await fleet.store.write(record, after=prepared.stored.version, message=message)
+    stored = Stored(record=record, version=version)
+    plan = await plan_again(
+        fleet, wish, stored=stored, record=record, desired=prepared.desired, observed=prepared.observed
+    )
+    return replace(prepared, stored=stored, record=record, plan=plan)
+
+
+async def _check_commit(fleet: Fleet, request: PassRequest, prepared: Prepared) -> None:
+    """What can be planned can't always be applied."""
+    commit = prepared.desired.commit
+    if commit is None:
+        raise StalledError("a work tree can be planned, never applied: commit it, then apply the commit")
+    if not request.allow_unpushed and await fleet.source.unpushed(commit):
+        raise StalledError(
+            f"commit {commit[:10]} is not pushed to any remote, so the fleet would run what nobody else can read: "
+            "push it, or apply with --allow-unpushed"
+        )
+
+
+async def _note_news(fleet: Fleet, prepared: Prepared) -> Record:
+    """Nothing to command: what happened by itself is still worth a record, now and then."""
+    stored = prepared.stored
+    if stored.record is None:
+        return prepared.record
+    now = fleet.clock.now()
+    record = recording.observe(prepared.record, prepared.observed, now)
+    news = happened(prepared.observed)
+    if not news and _but_cursors(record) == _but_cursors(prepared.record):
+        return prepared.record
+    newest = await fleet.store.history(limit=1)
+    if newest and newest[0].at and now - datetime.fromisoformat(newest[0].at) < NEWS_EVERY:
+        return prepared.record
+    try:
+        await fleet.store.write(record, after=stored.version, message=news_message(news, record.last_pass))
+    except LostRaceError:
+        return prepared.record  # somebody else has just written, and the journals still hold it all
+    return record
+
+
+def _but_cursors(record: Record) -> Record:
+    """How far the journals were read is no news by itself."""
+    nodes = {name: replace(node, journal_cursor=0) for name, node in record.nodes.items()}
+    return replace(record, nodes=nodes)

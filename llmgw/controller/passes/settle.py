@@ -1,0 +1,212 @@
+"""``apply --wait``: passes until nothing is left to do and nothing is on its way.
+
+Between passes nobody holds the lock. What wakes the next pass is what agents tell on their ``watch`` streams; a timer
+only stands by for what they can't tell.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from llmgw.controller.fleet import Fleet
+from llmgw.controller.passes.halt import Halt
+from llmgw.controller.passes.links import Links
+from llmgw.controller.passes.progress import Progress
+from llmgw.controller.passes.reconcile import one_pass
+from llmgw.controller.passes.values import PassRequest, PassResult, SupersededError
+from llmgw.model.desired import DesiredNode
+from llmgw.model.plan import StepKind
+from llmgw.model.problems import HeldError, LlmgwError
+from llmgw.model.report import JobState, Reach, ShardState
+from llmgw.wire.messages import WatchEvent, WatchParams
+
+LOOK_AGAIN = 15.0
+"""Seconds after which a pass looks by itself: an agent may have been restarted and its stream lost."""
+GATHER = 0.1
+"""Seconds to wait after a wake-up: ranks and replicas get ready in groups."""
+SAME_AGAIN = 3
+"""Passes with the very same commands, after which they are taken not to help."""
+TURN_TIMEOUT = 30.0
+"""Seconds that a later pass waits for somebody else's: the work is begun, giving up at once would leave it so."""
+RETRY_PAUSE, LONGEST_PAUSE = 2.0, 60.0
+"""Seconds before what failed is tried again; doubled each time."""
+
+_WAKING_SHARD = frozenset(
+    state.value for state in (ShardState.READY, ShardState.STOPPED, ShardState.FAILED, ShardState.BACKOFF)
+)
+_WAKING_JOB = frozenset(state.value for state in (JobState.DONE, JobState.FAILED, JobState.CANCELLED))
+_QUIET = (_WAKING_SHARD - {ShardState.BACKOFF.value}) | _WAKING_JOB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What came of it all. ``worked``: some command was carried out, in whichever pass."""
+
+    last: PassResult
+    passes: int
+    worked: bool
+
+
+async def settle(
+    fleet: Fleet, request: PassRequest, *, links: Links, halt: Halt, progress: Progress
+) -> Settled:
+    """Raises what the first pass raises; later trouble ends the waiting and stands in the last result's ``halted``."""
+    first = await one_pass(fleet, request, links=links, halt=halt, progress=progress)
+    so_far = _SoFar(first)
+    if _known_after_bootstrap(request):
+        return so_far.told()  # its plan ends where the nodes' facts begin: it must be made again
+    watch = Watch(links, first.prepared.desired.nodes, progress)
+    try:
+        while not halt and not so_far.settled():
+            await watch.follow(_watched(so_far.last))
+            await watch.woken(so_far.patience(), halt)
+            if not halt:
+                onward = _onward(request, so_far.last)
+                so_far.add(await one_pass(fleet, onward, links=links, halt=halt, progress=progress))
+    except SupersededError as moved:
+        so_far.end(str(moved))
+    except HeldError as held:
+        so_far.end(f"somebody else went on with this fleet: {held}")
+    except LlmgwError as failed:
+        so_far.end(f"waiting ended: {failed}")
+    finally:
+        await watch.close()
+    if halt:
+        so_far.end(halt.reason)
+    return so_far.told()
+
+
+def _known_after_bootstrap(request: PassRequest) -> bool:
+    saved = request.saved
+    return saved is not None and any(step.kind is StepKind.BOOTSTRAP for step in saved.plan.steps)
+
+
+def _onward(request: PassRequest, last: PassResult) -> PassRequest:
+    """The same commit, nobody to ask again, and patience with whoever holds the lock for a moment."""
+    return replace(
+        request,
+        saved=None,
+        approve=None,
+        continues=last.record.serial,
+        lock_timeout=max(request.lock_timeout, TURN_TIMEOUT),
+        wish=replace(request.wish, commit=last.prepared.desired.commit),
+    )
+
+
+class _SoFar:
+    """What the passes have come to: only what deciding needs of the earlier ones is kept."""
+
+    def __init__(self, first: PassResult) -> None:
+        self.last = first
+        self._passes = 1
+        self._worked = bool(first.done)
+        self._same = 1  # how often these very commands were tried in a row
+        self._failing = 1 if first.errors else 0
+
+    def add(self, result: PassResult) -> None:
+        commands = [step.id for step in result.plan.commands]
+        same = commands == [step.id for step in self.last.plan.commands] and not result.plan.waiting
+        self._same = self._same + 1 if same else 1
+        self._failing = self._failing + 1 if result.errors else 0
+        self._worked = self._worked or bool(result.done)
+        self._passes += 1
+        self.last = result
+
+    def end(self, reason: str) -> None:
+        if not self.last.halted:
+            self.last = replace(self.last, halted=reason)
+
+    def told(self) -> Settled:
+        return Settled(last=self.last, passes=self._passes, worked=self._worked)
+
+    def settled(self) -> bool:
+        """Nothing to do and nothing on its way; or what is to be done has been tried in vain."""
+        last = self.last
+        if last.unrecorded or last.halted:
+            return True
+        if not last.plan.commands:
+            return not last.plan.waiting
+        return self._same >= SAME_AGAIN
+
+    def patience(self) -> float:
+        """Seconds until the next look, whoever wakes us before."""
+        if self._failing:
+            return min(RETRY_PAUSE * 2.0 ** (self._failing - 1), LONGEST_PAUSE)
+        opened = {StepKind.BOOTSTRAP, StepKind.PUBLISH}
+        done = set(self.last.done)
+        if any(step.kind in opened for step in self.last.plan.commands if step.id in done):
+            return 0  # what comes after can be done at once
+        return LOOK_AGAIN
+
+
+def _watched(last: PassResult) -> tuple[str, ...]:
+    """Nodes where something may happen that the next pass waits for."""
+    busy = {step.node for step in last.plan.steps if step.node is not None}
+    for name, node in last.prepared.observed.nodes.items():
+        if node.reach is Reach.OK and node.report is not None:
+            states = (it.state for it in (*node.report.shards, *node.report.jobs))
+            if any(state not in _QUIET for state in states):
+                busy.add(name)
+    return tuple(sorted(busy & set(last.prepared.desired.nodes)))
+
+
+class Watch:
+    """The ``watch`` streams of nodes: everything goes to the progress, what changes the plan wakes the waiter."""
+
+    def __init__(self, links: Links, nodes: Mapping[str, DesiredNode], progress: Progress) -> None:
+        self._links = links
+        self._nodes = nodes
+        self._progress = progress
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._wake = asyncio.Event()
+
+    async def follow(self, names: Sequence[str]) -> None:
+        """Watch these nodes and no others; a stream that ended is opened again."""
+        for name in set(self._tasks) - set(names):
+            await self._end(name)
+        for name in names:
+            task = self._tasks.get(name)
+            if task is None or task.done():
+                self._tasks[name] = asyncio.create_task(self._stream(self._nodes[name]), name=f"watch {name}")
+
+    async def _stream(self, node: DesiredNode) -> None:
+        """Until the stream ends; a node that can't be watched is left to the timer."""
+        with suppress(LlmgwError, OSError):
+            link = await self._links.to(node)
+            async for event in link.stream("watch", WatchParams(), WatchEvent):
+                self._progress.seen(node.name, event)
+                if _changes_the_plan(event):
+                    self._wake.set()
+
+    async def woken(self, timeout: float, halt: Halt) -> None:
+        """Until something happened, ``timeout`` seconds went by, or the waiting is over."""
+        if timeout > 0:
+            wake = asyncio.create_task(self._wake.wait())
+            stop = asyncio.create_task(halt.sleep(timeout))
+            try:
+                await asyncio.wait({wake, stop}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (wake, stop):
+                    task.cancel()
+                await asyncio.gather(wake, stop, return_exceptions=True)
+            if self._wake.is_set() and not halt:
+                await asyncio.sleep(GATHER)
+        self._wake.clear()
+
+    async def close(self) -> None:
+        for name in tuple(self._tasks):
+            await self._end(name)
+
+    async def _end(self, name: str) -> None:
+        task = self._tasks.pop(name)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _changes_the_plan(event: WatchEvent) -> bool:
+    if event.resync:
+        return True
+    if event.shard is not None and event.shard.state in _WAKING_SHARD:
+        return True
+    return event.job is not None and event.job.state in _WAKING_JOB

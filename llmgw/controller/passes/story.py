@@ -1,0 +1,216 @@
+"""What the state branch tells: for every commit a sentence that a person can read, details, and trailers.
+
+``git log`` on that branch alone is the fleet's history; nothing here is read back to decide anything.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from llmgw.model.ids import Commit
+from llmgw.model.plan import Action, Plan, Step, StepKind, StepOutcome, StepResult
+from llmgw.model.record import Outcome, PassRecord
+from llmgw.model.report import JournalEntry, Observed
+
+SUBJECT_LENGTH = 120
+LINE_LENGTH = 300
+LINES = 60
+"""Bounds of what one commit tells: a fleet of thousands must still have a log that people read."""
+
+NEWS = frozenset({"agent-started", "shard-exit", "manual", "problem"})
+"""Kinds of journal entries that happened by themselves; the others only echo what was commanded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Verb:
+    now: str
+    past: str
+    noun: str  # of what is counted
+
+
+_VERBS: Mapping[StepKind, _Verb] = {
+    StepKind.START: _Verb(now="Start", past="Started", noun="replica"),
+    StepKind.STOP: _Verb(now="Stop", past="Stopped", noun="replica"),
+    StepKind.DRAIN: _Verb(now="Drain", past="Drained", noun="replica"),
+    StepKind.PUBLISH: _Verb(now="Publish", past="Published", noun="replica"),
+    StepKind.BOOTSTRAP: _Verb(now="Start the agent", past="Started the agent", noun=""),
+    StepKind.INSTALL: _Verb(now="Install engines", past="Installed engines", noun=""),
+    StepKind.FETCH: _Verb(now="Fetch weights", past="Fetched weights", noun=""),
+    StepKind.FORGET: _Verb(now="Clean up after", past="Cleaned up after", noun="replica"),
+}
+_SMALL = frozenset({StepKind.BOOTSTRAP, StepKind.INSTALL, StepKind.FETCH, StepKind.FORGET})
+"""Told only where nothing greater is."""
+
+
+def sentence(steps: Iterable[Step], *, past: bool = False) -> str:
+    """``Start 2 replicas of chat on gpu01 and gpu02; stop 1 replica of old on gpu03``."""
+    groups: defaultdict[tuple[StepKind, str], list[Step]] = defaultdict(list)
+    for step in steps:
+        if step.kind in _VERBS:
+            groups[step.kind, step.model or "" if _VERBS[step.kind].noun else ""].append(step)
+    if any(kind not in _SMALL for kind, _ in groups):
+        groups = defaultdict(list, {key: group for key, group in groups.items() if key[0] not in _SMALL})
+    order = list(_VERBS)
+    clauses = [
+        _clause(kind, model, group, past=past)
+        for (kind, model), group in sorted(
+            groups.items(), key=lambda item: (order.index(item[0][0]), item[0][1])
+        )
+    ]
+    if not clauses:
+        return ""
+    text = "; ".join([clauses[0], *(clause[0].lower() + clause[1:] for clause in clauses[1:])])
+    return shortened(text, SUBJECT_LENGTH)
+
+
+def _clause(kind: StepKind, model: str, steps: Sequence[Step], *, past: bool) -> str:
+    verb = _VERBS[kind]
+    words = [verb.past if past else verb.now]
+    if verb.noun:
+        count = len({step.replica or step.shard for step in steps})
+        words.append(f"{count} {verb.noun}{'s' * (count != 1)} of {model or 'a model that is gone'}")
+    nodes = sorted({step.node for step in steps if step.node})
+    if nodes:
+        words.append(f"on {_enumerate(nodes)}")
+    return " ".join(words)
+
+
+def _enumerate(names: Sequence[str], most: int = 3) -> str:
+    if len(names) > most:
+        return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+def shortened(text: str, length: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= length else line[: length - 1] + "…"
+
+
+def intent_message(plan: Plan, passed: PassRecord, *, news: Sequence[str] = ()) -> str:
+    """The commit before the first command."""
+    subject = sentence(plan.commands) or "Record what was found"
+    return _message(subject, _changes(plan), _since(news), passed=passed)
+
+
+def outcome_message(
+    plan: Plan, passed: PassRecord, results: Mapping[str, StepResult], *, news: Sequence[str] = ()
+) -> str:
+    """The commit after the last command."""
+    done = [step for step in plan.commands if _is(results, step, StepOutcome.DONE)]
+    wrong = [step for step in plan.commands if _is(results, step, StepOutcome.FAILED, StepOutcome.UNKNOWN)]
+    subject = sentence(done, past=True)
+    if wrong:
+        subject = (
+            f"{subject}; not: {lower(sentence(wrong))}" if subject else f"Could not {lower(sentence(wrong))}"
+        )
+    if passed.outcome is Outcome.INTERRUPTED:
+        subject = f"Interrupted: {lower(subject) or 'nothing was commanded'}"
+    if passed.outcome is Outcome.SUPERSEDED:
+        subject = f"Superseded: {lower(subject) or 'nothing was commanded'}"
+    errors = [f"- {error}" for error in passed.errors]
+    return _message(subject or "Nothing was commanded", errors, _since(news), passed=passed)
+
+
+def recovered_message(passed: PassRecord, plan: Plan | None, results: Mapping[str, StepResult]) -> str:
+    """The commit that tells how a pass ended whose controller did not live to tell."""
+    subject = f"Take over from serial {passed.serial} of {passed.holder}, which did not finish"
+    lines = [
+        f"- {step.id}{f' on {step.node}' if step.node else ''}: {_became(results.get(step.id))}"
+        for step in (plan.commands if plan else ())
+    ]
+    return _message(subject, lines, passed=passed)
+
+
+def _became(result: StepResult | None) -> str:
+    match result.outcome if result else None:
+        case StepOutcome.DONE:
+            return "was carried out"
+        case StepOutcome.UNKNOWN:
+            return "unknown, the node does not answer"
+        case _:
+            return "was not carried out"
+
+
+def news_message(news: Sequence[str], passed: PassRecord | None) -> str:
+    """A commit by itself for what happened without anybody commanding it."""
+    subject = (
+        news[0]
+        if len(news) == 1
+        else f"{len(news)} things happened: {news[0]}"
+        if news
+        else "Note what was found"
+    )
+    return _message(
+        shortened(subject, SUBJECT_LENGTH), [f"- {line}" for line in news[:LINES]], trailers_of=passed
+    )
+
+
+def happened(observed: Observed) -> tuple[str, ...]:
+    """What the agents' journals tell that nobody commanded, since the record was written."""
+    entries: list[tuple[str, JournalEntry]] = [
+        (name, entry)
+        for name, node in observed.nodes.items()
+        if node.report is not None
+        for entry in node.report.journal
+        if entry.kind in NEWS
+    ]
+    entries.sort(key=lambda item: (item[1].at, item[0], item[1].number))
+    return tuple(
+        shortened(f"{entry.at:%Y-%m-%d %H:%M:%S} {name}: {entry.subject}: {entry.text}", LINE_LENGTH)
+        for name, entry in entries
+    )
+
+
+def _changes(plan: Plan) -> list[str]:
+    signs = [
+        f"{change.action.value} {change.address}: {change.reason}"
+        for change in plan.changes
+        if change.action is not Action.BLOCKED
+    ]
+    blocked = [f"! {change.address}: {change.reason}" for change in plan.blocked]
+    return [*signs, *blocked]
+
+
+def _since(news: Sequence[str]) -> list[str]:
+    return ["Since the last record:", *(f"- {line}" for line in news)] if news else []
+
+
+def _message(
+    subject: str,
+    *paragraphs: Sequence[str],
+    passed: PassRecord | None = None,
+    trailers_of: PassRecord | None = None,
+) -> str:
+    blocks = [shortened(subject, SUBJECT_LENGTH * 2)]
+    for lines in paragraphs:
+        if lines:
+            kept = [shortened(line, LINE_LENGTH) for line in lines[:LINES]]
+            more = [f"… and {len(lines) - LINES} more"] if len(lines) > LINES else []
+            blocks.append("\n".join([*kept, *more]))
+    if passed is not None:
+        blocks.append("\n".join(f"Llmgw-{name}: {value}" for name, value in trailers(passed)))
+    elif trailers_of is not None:
+        blocks.append(f"Llmgw-Serial: {trailers_of.serial}\nLlmgw-Manifests: {trailers_of.commit}")
+    return "\n\n".join(blocks) + "\n"
+
+
+def trailers(passed: PassRecord) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str | Commit]] = [
+        ("Serial", str(passed.serial)),
+        ("Manifests", passed.commit),
+        ("Plan", passed.plan_digest[:12]),
+        ("Trigger", passed.trigger),
+        ("Actor", shortened(passed.actor, SUBJECT_LENGTH)),
+    ]
+    if passed.outcome is not None:
+        pairs.append(("Outcome", passed.outcome.value))
+    return [(name, str(value)) for name, value in pairs]
+
+
+def _is(results: Mapping[str, StepResult], step: Step, *outcomes: StepOutcome) -> bool:
+    result = results.get(step.id)
+    return result is not None and result.outcome in outcomes
+
+
+def lower(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,58 @@
+"""What goes into a pass and what comes out of it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from llmgw.controller.passes.prepare import Prepared, Wish
+from llmgw.controller.passes.saved import SavedPlan
+from llmgw.model.plan import Plan, StepOutcome, StepResult
+from llmgw.model.problems import StaleError
+from llmgw.model.record import Outcome, Record
+
+
+class SupersededError(StaleError):
+    """Another commit was applied while this apply was waiting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRequest:
+    """``approve`` is given the plan before anything is written, and raises to refuse it. ``continues`` is the serial
+    of the pass that this one carries on: when another commit was applied since, that one counts."""
+
+    wish: Wish = Wish()
+    saved: SavedPlan | None = None
+    lock_timeout: float = 0
+    allow_unpushed: bool = False
+    approve: Callable[[Plan], None] | None = None
+    continues: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassResult:
+    """``outcome`` None: nothing was to be done, and nothing was written but perhaps news. ``unrecorded``: the work was
+    done and its outcome could not be written; the next pass finds out by asking the agents."""
+
+    prepared: Prepared
+    plan: Plan
+    record: Record
+    outcome: Outcome | None = None
+    results: Mapping[str, StepResult] = field(default_factory=dict)
+    halted: str = ""
+    unrecorded: str = ""
+
+    @property
+    def done(self) -> tuple[str, ...]:
+        """Ids of the commands that were carried out."""
+        return tuple(step.id for step in self.plan.commands if self._is(step.id, StepOutcome.DONE))
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        return tuple(
+            f"{step.id}: {self.results[step.id].error}"
+            for step in self.plan.steps
+            if self._is(step.id, StepOutcome.FAILED) or self._is(step.id, StepOutcome.UNKNOWN)
+        )
+
+    def _is(self, step: str, outcome: StepOutcome) -> bool:
+        result = self.results.get(step)
+        return result is not None and result.outcome is outcome

@@ -1,0 +1,76 @@
+"""What an apply came to: an exit code, and what people are told about what went wrong."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmgw.controller.passes.settle import Settled
+from llmgw.controller.passes.values import PassResult
+from llmgw.model.plan import Change, StepKind
+from llmgw.model.record import Held, Outcome
+
+DONE, ERROR, CHANGES, PART, BLOCKED = 0, 1, 2, 5, 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """``errors`` are complete messages, the most important first."""
+
+    code: int
+    errors: tuple[str, ...] = ()
+
+
+def verdict(settled: Settled) -> Verdict:
+    """0 done; 1 nothing could be done; 2 a saved plan's first wave is done, plan again; 5 done in part; 6 all that
+    was left is blocked."""
+    last = settled.last
+    errors = list(_troubles(last))
+    blocked = last.plan.blocked
+    errors += [_blocked(change, last) for change in blocked]
+    if last.unrecorded:
+        return Verdict(code=ERROR, errors=(last.unrecorded, *errors))
+    if last.errors or last.halted:
+        return Verdict(code=PART if settled.worked or last.halted else ERROR, errors=tuple(errors))
+    if blocked:
+        return Verdict(code=PART if settled.worked else BLOCKED, errors=tuple(errors))
+    if _plan_again(settled):
+        return Verdict(
+            code=CHANGES,
+            errors=(
+                "the nodes' agents are up now, and what they can take is known: plan again for the rest",
+            ),
+        )
+    return Verdict(code=DONE)
+
+
+def _troubles(last: PassResult) -> Sequence[str]:
+    told = list(last.errors)
+    if last.halted:
+        told.insert(
+            0, last.halted if last.outcome is not Outcome.INTERRUPTED else f"interrupted: {last.halted}"
+        )
+    return told
+
+
+def _plan_again(settled: Settled) -> bool:
+    """A saved plan whose nodes had no agent: what follows could not be known when it was made."""
+    last = settled.last
+    started = {step.node for step in last.plan.steps if step.kind is StepKind.START}
+    bootstrapped = {step.node for step in last.plan.steps if step.kind is StepKind.BOOTSTRAP}
+    return settled.passes == 1 and bool(bootstrapped - started)
+
+
+def _blocked(change: Change, last: PassResult) -> str:
+    text = f"{change.address} is blocked: {change.reason}"
+    if change.where is not None:
+        text = f"{change.where}: {text}"
+    held = _held(change, last)
+    if held is not None and held.last_lines:
+        text += "\nThe last lines of its output:\n" + "\n".join(
+            f"    {line}" for line in held.last_lines[-20:]
+        )
+    return text
+
+
+def _held(change: Change, last: PassResult) -> Held | None:
+    model = last.record.models.get(change.model or "")
+    return model.held if model is not None else None

@@ -1,0 +1,215 @@
+"""A plan that was decided on: its intent, its commands, its outcome.
+
+The intent is on the state branch before the first command leaves, so that whatever happens afterwards, the next pass
+knows what was meant and asks the agents what became of it.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from llmgw.controller.fleet import Fleet
+from llmgw.controller.passes.execute import Errand, execute
+from llmgw.controller.passes.halt import Halt
+from llmgw.controller.passes.keys import secrets_for
+from llmgw.controller.passes.lease import LEASE, Tenure
+from llmgw.controller.passes.links import Links
+from llmgw.controller.passes.prepare import Prepared, own_secret
+from llmgw.controller.passes.progress import Progress
+from llmgw.controller.passes.story import happened, intent_message, outcome_message
+from llmgw.controller.passes.values import PassRequest, PassResult
+from llmgw.controller.repo.records import LostRaceError
+from llmgw.core import recording
+from llmgw.model.ids import Fence, digest
+from llmgw.model.plan import AWAITS, Plan, StepOutcome, StepResult
+from llmgw.model.problems import LlmgwError, RetryError
+from llmgw.model.record import Outcome, PassRecord, Record
+from llmgw.wire.codec import to_json
+
+NEWER_COMMIT_EVERY = 10.0
+"""Seconds between looks whether a newer commit supersedes the pass at work."""
+SPENT_KEPT = 100
+"""Digests of applied plans that the record remembers: far more than anybody keeps files of."""
+
+
+def plan_digest(plan: Plan) -> str:
+    return digest(to_json(plan))
+
+
+def pass_record(fleet: Fleet, prepared: Prepared, plan: Plan) -> PassRecord:
+    now = fleet.clock.now()
+    assert prepared.desired.commit is not None
+    return PassRecord(
+        serial=prepared.record.serial + 1,
+        holder=fleet.holder,
+        trigger=fleet.trigger,
+        actor=fleet.actor,
+        commit=prepared.desired.commit,
+        plan_digest=plan_digest(plan),
+        started=now,
+        lease_until=now + LEASE,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A plan that was decided on, between its intent and its outcome."""
+
+    fleet: Fleet
+    request: PassRequest
+    prepared: Prepared
+    plan: Plan
+    passed: PassRecord
+
+    def _intent(self) -> Record:
+        prepared = self.prepared
+        record = recording.begin(
+            prepared.record, prepared.desired, self.plan, prepared.observed, pass_record=self.passed
+        )
+        spent = prepared.record.spent_plans
+        if self.request.saved is not None:
+            spent = (*spent, self.request.saved.digest)[-SPENT_KEPT:]
+        return replace(record, spent_plans=spent, tool_version=self.fleet.tool_version)
+
+    async def record_only(self, progress: Progress) -> PassResult:
+        """No agent is commanded: one commit says it all."""
+        results = {
+            step.id: StepResult(outcome=StepOutcome.DEFERRED if step.kind in AWAITS else StepOutcome.DONE)
+            for step in self.plan.steps
+        }
+        record, passed = self._ended(self._intent(), results, Halt())
+        news = happened(self.prepared.observed)
+        message = outcome_message(self.plan, passed, results, news=news)
+        await Tenure(self.fleet.store, plan=None).write(
+            record, after=self.prepared.stored.version, message=message, open_intent=False
+        )
+        for step in self.plan.steps:
+            progress.step(step, results[step.id])
+        return self._result(record, results, passed.outcome)
+
+    async def carry_out(self, *, links: Links, halt: Halt, progress: Progress) -> PassResult:
+        """Intent, commands, outcome."""
+        fleet, prepared = self.fleet, self.prepared
+        secret = own_secret(fleet, prepared.record)
+        intent = self._intent()
+        message = intent_message(self.plan, self.passed, news=happened(prepared.observed))
+        tenure = Tenure(fleet.store, plan=self.plan)
+        version = await tenure.write(intent, after=prepared.stored.version, message=message, open_intent=True)
+        links.fleet = intent.fleet
+        await fleet.source.keep(self.passed.commit)
+        errand = Errand(
+            fence=Fence(fleet=intent.fleet, serial=intent.serial, intent=version),
+            nodes=prepared.desired.nodes,
+            links=links,
+            secrets=secrets_for(intent, prepared.desired, secret, fleet.environment),
+        )
+        async with _watching(self, tenure, halt):
+            results = await execute(self.plan, errand, halt=halt, progress=progress)
+        record, passed = self._ended(intent, results, halt)
+        told = outcome_message(self.plan, passed, results)
+        unrecorded = await _write_outcome(tenure, record, told, progress)
+        result = self._result(record, results, passed.outcome)
+        return replace(result, halted=halt.reason, unrecorded=unrecorded)
+
+    def _ended(
+        self, intent: Record, results: Mapping[str, StepResult], halt: Halt
+    ) -> tuple[Record, PassRecord]:
+        now = self.fleet.clock.now()
+        record = recording.end(intent, self.plan, results, self.prepared.observed, now=now)
+        passed = replace(
+            self.passed,
+            outcome=outcome_of(self.plan, results, halt),
+            ended=now,
+            steps={name: result.outcome.value for name, result in results.items()},
+            errors=tuple(
+                f"{name}: {result.error}"
+                for name, result in results.items()
+                if result.outcome in (StepOutcome.FAILED, StepOutcome.UNKNOWN)
+            ),
+        )
+        return replace(record, last_pass=passed), passed
+
+    def _result(
+        self, record: Record, results: Mapping[str, StepResult], outcome: Outcome | None
+    ) -> PassResult:
+        return PassResult(
+            prepared=self.prepared, plan=self.plan, record=record, outcome=outcome, results=results
+        )
+
+    async def superseded(self, halt: Halt) -> None:
+        """Until cancelled: a newer commit ends this pass at the next step."""
+        commit = self.passed.commit
+        while not await halt.sleep(NEWER_COMMIT_EVERY):
+            try:
+                newest = await self.fleet.source.newest()
+            except LlmgwError:
+                continue  # not reachable now: the commit at hand stands
+            if newest != commit and await self.fleet.source.is_ancestor(commit, newest):
+                halt.now(Outcome.SUPERSEDED, f"commit {newest[:10]} is newer than {commit[:10]}")
+
+
+class _watching:  # noqa: N801 - read as a word after `async with`
+    """While commands are out: keep the lease, and look whether a newer commit supersedes this one."""
+
+    def __init__(self, work: Work, tenure: Tenure, halt: Halt) -> None:
+        serial = work.passed.serial
+        self._duties = [tenure.keep(work.fleet, halt, message=_renewal(work.plan, work.passed, serial))]
+        pinned = work.request.wish.commit is not None or work.request.saved is not None
+        if not pinned:
+            self._duties.append(work.superseded(halt))
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> None:
+        self._tasks = [asyncio.create_task(duty) for duty in self._duties]
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _renewal(plan: Plan, passed: PassRecord, serial: int) -> str:
+    return intent_message(plan, passed).replace("\n", f" (serial {serial} is still at work)\n", 1)
+
+
+def outcome_of(plan: Plan, results: Mapping[str, StepResult], halt: Halt) -> Outcome:
+    """One word for a pass."""
+    if halt.outcome is not None:
+        return halt.outcome
+    commands = [results[step.id].outcome for step in plan.commands if step.id in results]
+    wrong = any(it in (StepOutcome.FAILED, StepOutcome.UNKNOWN) for it in commands)
+    if wrong:
+        return Outcome.PARTIAL if StepOutcome.DONE in commands else Outcome.FAILED
+    waits = any(result.outcome is StepOutcome.DEFERRED for result in results.values())
+    return Outcome.ACCEPTED if waits else Outcome.DONE
+
+
+OUTCOME_TRIES = 6
+FIRST_PAUSE = 1.0
+"""Seconds before the second try, doubled each time: half a minute in all, well within the lease."""
+
+
+async def _write_outcome(tenure: Tenure, record: Record, message: str, progress: Progress) -> str:
+    """The commands are out: telling the outcome is tried for a while. Why it failed; empty: it is written."""
+    lost = "Nothing is lost: the next apply asks the agents what became of the commands"
+    failed: LlmgwError | None = None
+    for attempt in range(OUTCOME_TRIES):
+        if failed is not None:
+            progress.said(f"the outcome could not be recorded yet, trying again: {failed}")
+            await asyncio.sleep(FIRST_PAUSE * 2 ** (attempt - 1))
+        failed = await _finish(tenure, record, message)
+        if failed is None:
+            return ""
+        if isinstance(failed, LostRaceError):
+            return f"the outcome was not recorded, somebody else took over meanwhile: {failed}"
+        if not isinstance(failed, RetryError):
+            break
+    return f"the outcome could not be recorded: {failed}. {lost}"
+
+
+async def _finish(tenure: Tenure, record: Record, message: str) -> LlmgwError | None:
+    try:
+        await tenure.finish(record, message=message)
+    except LlmgwError as failed:
+        return failed
+    return None
