@@ -1,1 +1,1 @@
-"""YAML text with line numbers in, checked manifests out."""
+"""Manifests: from the bytes of YAML files to the values of llmgw.model.manifest, with a line for every problem."""
