@@ -7,7 +7,6 @@ writes in a power failure) makes it continue above that number; the gap tells th
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +20,8 @@ KEEP = 5_000
 MAX_TEXT = 4_000
 MAX_FIELD = 1_000
 MAX_READ = 1_000
-"""Entries of one report; the rest comes with the next one."""
+"""Entries of one report."""
+MAX_READ_SIZE = 512 * 1024
 MAX_LINE = 64 * 1024
 MAX_FILE = 64 * 1024 * 1024
 
@@ -150,6 +150,14 @@ class Journal:
             self.problem = f"the journal can't be written: {wrong.strerror}: free space on the node's disk"
 
     def after(self, number: int) -> tuple[JournalEntry, ...]:
-        """The oldest entries above ``number``, a bounded count of them."""
+        """The oldest entries above ``number``, bounded in count and size: the rest comes with the next report."""
         self.last = max(self.last, number)
-        return tuple(islice((entry for entry in self._entries if entry.number > number), MAX_READ))
+        found: list[JournalEntry] = []
+        size = 0
+        for entry in self._entries:
+            if entry.number > number:
+                size += len(entry.text) + sum(map(len, entry.fields.values()))
+                if len(found) == MAX_READ or (found and size > MAX_READ_SIZE):
+                    break
+                found.append(entry)
+        return tuple(found)

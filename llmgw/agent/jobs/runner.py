@@ -269,7 +269,7 @@ class Jobs:
         for left in reversed(range(ATTEMPTS)):
             try:
                 await self._doers[job.kind].run(job.spec, job.progress)
-            except RetryError as wrong:
+            except RetryError as wrong:  # noqa: PERF203 - each attempt fails for itself
                 if not left:
                     raise
                 job.progress.say(f"{wrong}; trying again in {wrong.after.total_seconds():.0f} s")

@@ -1,0 +1,282 @@
+"""The agent's answers, without a socket: every method of the protocol, decoded strictly, decided, handed to its doer.
+
+All of the outside world is handed in, so that the simulation runs this very code on fakes.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+from llmgw.agent.events import Events
+from llmgw.agent.jobs.runner import Jobs
+from llmgw.agent.ownership import Ownership
+from llmgw.agent.seams import ShardKeeper
+from llmgw.clock import Clock
+from llmgw.model.facts import Facts
+from llmgw.model.problems import AgentError, RetryError, StalledError
+from llmgw.model.report import AgentInfo, Report
+from llmgw.wire import codec, messages
+from llmgw.wire.messages import (
+    BUSY,
+    CONFLICT,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    PROTOCOL,
+    VERSION,
+    Accepted,
+    Command,
+    HelloParams,
+    HelloResult,
+    LogsParams,
+    ReportParams,
+    WatchParams,
+)
+
+P = TypeVar("P")
+REMEMBERED = 1_024
+"""Answers kept for controllers that ask again by command id: far more than one pass sends to a node."""
+FACTS_AGE = 5.0
+"""Seconds that facts of a report may be old: GPUs change hands fast while people start things by hand."""
+LOG = logging.getLogger("llmgw.agent")
+
+Checkpoint = Callable[[str], Awaitable[None]]
+"""Called at the points where a crash would be told apart; the simulation ends the agent there."""
+
+
+async def no_checkpoint(_: str) -> None:
+    """What the real agent does there."""
+
+
+class FactsSource(Protocol):
+    """What the node is, sampled."""
+
+    async def facts(self, *, max_age: float) -> Facts:
+        """The latest sample, or a new one when it is older than ``max_age`` seconds; never fails, see Facts.problems."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What a command id was for, and its answer, perhaps still on its way."""
+
+    asked: str
+    task: "asyncio.Task[Accepted]"
+
+
+class AgentService:
+    """``info`` says who this agent is; its fleet is filled in from ``ownership``."""
+
+    def __init__(
+        self,
+        *,
+        info: AgentInfo,
+        clock: Clock,
+        shards: ShardKeeper,
+        jobs: Jobs,
+        events: Events,
+        ownership: Ownership,
+        facts: FactsSource,
+        checkpoint: Checkpoint = no_checkpoint,
+    ) -> None:
+        self._info = info
+        self._clock = clock
+        self._shards = shards
+        self._jobs = jobs
+        self._journal = events.journal
+        self._events = events
+        self._ownership = ownership
+        self._facts = facts
+        self._checkpoint = checkpoint
+        self._answers: OrderedDict[str, _Answer] = OrderedDict()
+        self._problems: tuple[str, ...] = ()
+        self._commands: Mapping[str, tuple[type[Any], Callable[[Any], Awaitable[Accepted]]]] = {
+            "start": (messages.StartParams, shards.start),
+            "drain": (messages.DrainParams, shards.drain),
+            "stop": (messages.StopParams, shards.stop),
+            "forget": (messages.ForgetParams, shards.forget),
+            "key": (messages.KeyParams, shards.key),
+            "install": (messages.InstallParams, self._install),
+            "fetch": (messages.FetchParams, self._fetch),
+            "cancel": (messages.CancelParams, self._cancel),
+        }
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    async def adopt(self) -> None:
+        """Before anything is answered: who owns the node, which shards and jobs an earlier agent left."""
+        await self._ownership.load()
+        self._problems = await self._jobs.adopt()
+        await self._shards.adopt()
+        self._journal.append(
+            "agent-started", self._info.node, f"agent {self._info.version} started, pid {self._info.pid}"
+        )
+
+    async def close(self) -> None:
+        """Engines run on; orders stand."""
+        for answer in self._answers.values():
+            answer.task.cancel()
+        await asyncio.gather(*(answer.task for answer in self._answers.values()), return_exceptions=True)
+        await self._jobs.close()
+        await self._shards.close()
+
+    # ---- the protocol ----------------------------------------------------------------------------
+
+    async def call(self, method: str, params: Mapping[str, Any]) -> Any:
+        """One request; JSON types in and out. Raises AgentError, and nothing else."""
+        try:
+            return codec.to_json(await self._dispatch(method, params))
+        except (AgentError, codec.CodecError, RetryError, StalledError) as wrong:
+            raise _refusal(wrong) from wrong
+        except Exception as wrong:
+            LOG.exception("answering %s", method)
+            raise AgentError(
+                f"answering {method}: {type(wrong).__name__}: {wrong}: a fault of the agent; its log says more",
+                code=INTERNAL_ERROR,
+            ) from wrong
+
+    async def stream(self, method: str, params: Mapping[str, Any]) -> AsyncIterator[Any]:
+        """``watch`` or ``logs``; JSON types in and out. Raises AgentError, and nothing else."""
+        try:
+            if method == "watch":
+                _decode(WatchParams, params)
+                async for event in self._events.watch():
+                    yield codec.to_json(event)
+            elif method == "logs":
+                async for line in self._shards.logs(_decode(LogsParams, params)):
+                    yield codec.to_json(line)
+            else:
+                raise AgentError(f"{method!r:.60} is no stream of this agent", code=METHOD_NOT_FOUND)
+        except (codec.CodecError, RetryError, StalledError) as wrong:
+            raise _refusal(wrong) from wrong
+
+    async def _dispatch(self, method: str, params: Mapping[str, Any]) -> Any:
+        if method == "hello":
+            return await self._hello(params)
+        if method == "report":
+            return await self._report(_decode(ReportParams, params))
+        if method in self._commands:
+            kind, do = self._commands[method]
+            return await self._command(method, _decode(kind, params), params, do)
+        raise AgentError(
+            f"this agent ({self._info.version}) has no method {method!r:.60}: upgrade the agent",
+            code=METHOD_NOT_FOUND,
+        )
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    async def _hello(self, params: Mapping[str, Any]) -> HelloResult:
+        """The version comes first: a newer peer's hello may hold fields that this agent does not know."""
+        protocol = params.get("protocol")
+        if isinstance(protocol, str) and not messages.compatible(protocol, PROTOCOL):
+            raise AgentError(
+                f"the controller speaks protocol {protocol:.20}, this agent ({self._info.version}) {PROTOCOL}: bring both"
+                " to the same version",
+                code=VERSION,
+                data={"protocol": PROTOCOL, "agentVersion": self._info.version},
+            )
+        hello = _decode(HelloParams, params)
+        await self._ownership.greet(hello.fleet)
+        return HelloResult(
+            protocol=PROTOCOL,
+            agent_version=self._info.version,
+            node=self._info.node,
+            boot_id=self._info.boot_id,
+            fleet=self._ownership.fleet,
+            fence=self._ownership.fence,
+        )
+
+    async def _report(self, params: ReportParams) -> Report:
+        facts = await self._facts.facts(max_age=FACTS_AGE)
+        targets = self._jobs.targets
+        problems = [*self._problems, *self._shards.problems(), self._journal.problem]
+        return Report(
+            agent=replace(self._info, fleet=self._ownership.fleet),
+            at=self._clock.now(),
+            facts=replace(
+                facts,
+                engines=(*facts.engines, *targets.engines()),
+                weights=(*facts.weights, *targets.weights()),
+            ),
+            fence=self._ownership.fence,
+            shards=self._shards.reports(facts.gpus),
+            jobs=self._jobs.reports(),
+            journal=self._journal.after(params.journal_after),
+            journal_last=self._journal.last,
+            problems=tuple(problem for problem in problems if problem),
+        )
+
+    # ---- commands --------------------------------------------------------------------------------
+
+    async def _install(self, params: messages.InstallParams) -> Accepted:
+        return Accepted(job=await self._jobs.install(params.spec))
+
+    async def _fetch(self, params: messages.FetchParams) -> Accepted:
+        return Accepted(job=await self._jobs.fetch(params.spec))
+
+    async def _cancel(self, params: messages.CancelParams) -> Accepted:
+        return Accepted(job=await self._jobs.cancel(params.job))
+
+    async def _command(
+        self, method: str, decoded: Any, params: Mapping[str, Any], do: Callable[[Any], Awaitable[Accepted]]
+    ) -> Accepted:
+        """Once for each command id, and to the end even when the one who asked is gone."""
+        command: Command = decoded.command
+        asked = hashlib.sha256(method.encode() + b"\0" + codec.dumps(params)).hexdigest()
+        known = self._answers.get(command.id)
+        if known is None:
+            task = asyncio.ensure_future(self._carry_out(method, command, decoded, do))
+            known = _Answer(asked=asked, task=task)
+            self._remember(command.id, known)
+        elif known.asked != asked:
+            raise AgentError(
+                f"command id {command.id!r:.80} was used for another command: each needs an id of its own",
+                code=INVALID_PARAMS,
+            )
+        return await asyncio.shield(known.task)
+
+    async def _carry_out(
+        self, method: str, command: Command, params: Any, do: Callable[[Any], Awaitable[Accepted]]
+    ) -> Accepted:
+        await self._ownership.admit(command.fence)
+        await self._checkpoint(f"agent:admitted:{method}")
+        accepted = await do(params)
+        await self._checkpoint(f"agent:done:{method}")
+        return accepted
+
+    def _remember(self, command: str, answer: _Answer) -> None:
+        """Only what was accepted is kept: a refused command may be sent again when its cause is gone."""
+        self._answers[command] = answer
+
+        def settle(task: "asyncio.Task[Accepted]") -> None:
+            if task.cancelled() or task.exception() is not None:
+                self._answers.pop(command, None)
+
+        answer.task.add_done_callback(settle)
+        while len(self._answers) > REMEMBERED:
+            oldest = next((name for name, old in self._answers.items() if old.task.done()), None)
+            if oldest is None:
+                break
+            del self._answers[oldest]
+
+
+def _decode(kind: type[P], params: Mapping[str, Any]) -> P:
+    return codec.from_json(kind, params, strict=True)
+
+
+def _refusal(wrong: Exception) -> AgentError:
+    """An error as the protocol tells it: by what happens next."""
+    match wrong:
+        case AgentError():
+            return wrong
+        case codec.CodecError():
+            return AgentError(str(wrong), code=INVALID_PARAMS)
+        case RetryError():
+            return AgentError(str(wrong), code=BUSY, after=max(wrong.after, timedelta(seconds=1)))
+        case _:
+            return AgentError(str(wrong), code=CONFLICT)
