@@ -1,0 +1,157 @@
+"""What provably belongs to a shard, whatever it did to hide. The ladder, strongest first: membership of the shard's
+control group; descent from its shim or engine, whose identity is verified; the session its engine made; the marker in
+the environment. Everything else is foreign and never touched."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from llmgw.agent.seams import ProcessId
+from llmgw.agent.shards import cgroups, proc, statusfiles
+from llmgw.agent.shards.proc import Stat
+from llmgw.agent.shards.statusfiles import Status
+
+SHARD_MARK = "LLMGW_SHARD"
+AGENT_MARK = "LLMGW_AGENT"
+SHIM_MARK = "LLMGW_SHIM"
+
+
+class Belongings:
+    """``tag`` names this agent among several on one machine: two fleets may well use the same shard id."""
+
+    def __init__(self, *, status_folder: Path, place: Path | None, tag: str, boot_id: str) -> None:
+        self._folder = status_folder
+        self._place = place
+        self._tag = tag
+        self._boot = boot_id
+
+    def marks(self, shard: str) -> Mapping[str, str]:
+        return {SHARD_MARK: shard, AGENT_MARK: self._tag}
+
+    def cgroup(self, shard: str) -> Path | None:
+        return None if self._place is None else self._place / shard
+
+    def statuses(self, shard: str) -> dict[str, Status]:
+        """By process."""
+        return {process: status for owner, process, status in self._all() if owner == shard}
+
+    def of(self, shard: str) -> set[int]:
+        """Pids that live, without the shims."""
+        statuses = list(self.statuses(shard).values())
+        members = self._members(shard, statuses)
+        if members:
+            return members  # enough to go on killing; only an empty group calls for the long look
+        return self._search(shard, statuses)
+
+    def shims(self, shard: str) -> dict[int, Status]:
+        """Shims that live."""
+        return {
+            status.shim.pid: status
+            for status in self.statuses(shard).values()
+            if proc.alive(status.shim, self._boot)
+        }
+
+    def kill(self, shard: str) -> None:
+        """SIGKILL. A shim only goes this way when it has put its engine's end on record."""
+        groups = {Path(s.cgroup) for s in self.statuses(shard).values() if s.cgroup}
+        for group in groups:
+            cgroups.kill(group)
+        for pid in self.of(shard):
+            _kill(pid)
+        for pid, status in self.shims(shard).items():
+            if status.exit is not None or status.error:
+                _kill(pid)
+
+    def tidy(self, shard: str) -> None:
+        """After the last process."""
+        for status in self.statuses(shard).values():
+            if status.cgroup:
+                cgroups.remove_empty(Path(status.cgroup))
+
+    def owner(self, pid: int) -> str | None:
+        """The shard a process belongs to."""
+        one = proc.stat(pid)
+        if one is None or one.gone:
+            return None
+        group = proc.control_group(pid) or ""
+        head, mark, tail = group.partition(f"/llmgw-{self._tag}/")
+        if mark and self._place is not None and (head == "" or str(self._place.parent).endswith(head)):
+            return tail.split("/", 1)[0]
+        line = set(self._ancestors(one))
+        for shard, _, status in self._all():
+            if any(p is not None and p.pid in line and proc.alive(p, self._boot) for p in _both(status)):
+                return shard
+        for shard, _, status in self._all():
+            if self._in_session(one, status) or self._marked(pid, shard):
+                return shard
+        return None
+
+    def starting(self, shard: str, process: str) -> bool:
+        """Whether a shim lives that may not have written anything yet."""
+        mark = f"{SHIM_MARK}={self._tag}/{shard}/{process}".encode()
+        return any(mark in entries for entries in map(proc.environment, proc.living()) if entries)
+
+    # ---- Proofs ---------------------------------------------------------------------------------------
+
+    def _all(self) -> Iterator[tuple[str, str, Status]]:
+        try:
+            names = sorted(entry.name for entry in self._folder.iterdir())
+        except OSError:
+            return
+        for name in names:
+            shard, _, process = name.removesuffix(".json").rpartition(".")
+            status = statusfiles.read(self._folder / name) if name.endswith(".json") and shard else None
+            if status is not None and status.boot_id == self._boot:
+                yield shard, process, status
+
+    def _members(self, shard: str, statuses: list[Status]) -> set[int]:
+        groups = {Path(status.cgroup) for status in statuses if status.cgroup}
+        if (own := self.cgroup(shard)) is not None:
+            groups.add(own)
+        pids = {pid for group in groups for pid in cgroups.members(group)}
+        return {pid for pid in pids if (one := proc.stat(pid)) is not None and not one.gone}
+
+    def _search(self, shard: str, statuses: list[Status]) -> set[int]:
+        processes = proc.living()
+        shims = {status.shim.pid for status in statuses}
+        roots = {p.pid for s in statuses for p in _both(s) if p is not None and proc.alive(p, self._boot)}
+        found = proc.descendants(roots, processes) | (roots - shims)
+        for pid, one in processes.items():
+            if pid in found or pid in shims:
+                continue
+            if any(self._in_session(one, status) for status in statuses) or self._marked(pid, shard):
+                found.add(pid)
+        return found
+
+    def _in_session(self, one: Stat, status: Status) -> bool:
+        engine = status.engine
+        if engine is None or one.session != engine.pid or one.start < engine.start:
+            return False
+        leader = proc.stat(engine.pid)
+        if leader is not None:
+            return leader.start == engine.start
+        # Without its leader a session could, in theory, be a stranger's that got the same number: only what hides
+        # its environment, or shows our marker, counts then. A stranger's process shows an environment without it.
+        entries = proc.environment(one.pid)
+        return entries is not None and (not entries or f"{AGENT_MARK}={self._tag}".encode() in entries)
+
+    def _marked(self, pid: int, shard: str) -> bool:
+        entries = proc.environment(pid) or []
+        return all(f"{name}={value}".encode() in entries for name, value in self.marks(shard).items())
+
+    def _ancestors(self, one: Stat) -> Iterator[int]:
+        seen: Stat | None = one
+        while seen is not None and seen.pid > 1:
+            yield seen.pid
+            seen = proc.stat(seen.parent)
+
+
+def _both(status: Status) -> tuple[ProcessId | None, ProcessId | None]:
+    return status.shim, status.engine
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, 9)
+    except OSError:
+        return

@@ -1,0 +1,264 @@
+"""The real Spawner: starts engines under shims, finds them again, sees their ends, and kills what is left, with proof."""
+
+import asyncio
+import contextlib
+import grp
+import hashlib
+import json
+import os
+import pwd
+import sys
+from pathlib import Path
+from typing import Any
+
+import llmgw
+from llmgw.agent.seams import Order, ProcessId, Running
+from llmgw.agent.shards import cgroups, listeners, proc, statusfiles
+from llmgw.agent.shards.belongings import AGENT_MARK, SHIM_MARK, Belongings
+from llmgw.clock import Clock
+from llmgw.model.problems import StalledError
+from llmgw.model.report import Exit
+
+SHIM = Path(llmgw.__file__).parent / "runtime" / "shim.py"
+ANSWER_WITHIN = 60.0
+"""Seconds for a shim to execute its engine: Python's start and two small synced writes, on a disk that is busy."""
+MAX_ANSWER = 64 * 1024
+SETTLE_WITHIN = 10.0
+"""Seconds for a living shim to put a dead engine's end on record; it takes milliseconds."""
+SHIM_OOM_SCORE = -500
+ACCELERATOR_GROUPS = ("video", "render")
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class ShimSpawner:
+    """``work`` is the agent's work directory; python runs the shims, the agent's own by default."""
+
+    def __init__(self, work: Path, *, clock: Clock, python: str = sys.executable, shim: Path = SHIM) -> None:
+        self._work = work
+        self._clock = clock
+        self._python = python
+        self._shim = shim
+        self._tag = hashlib.sha256(os.fsencode(work.resolve())).hexdigest()[:8]
+        self._boot = proc.boot_id()
+        self._statuses = work / "status"
+        self._belongings = Belongings(
+            status_folder=self._statuses,
+            place=cgroups.own_place(self._tag),
+            tag=self._tag,
+            boot_id=self._boot,
+        )
+
+    @property
+    def boot_id(self) -> str:
+        return self._boot
+
+    async def spawn(self, order: Order) -> Running:
+        what = f"starting process {order.process} of shard {order.shard}"
+        path = Path(order.status_file)
+        before = statusfiles.read(path)
+        if before is not None and (self._lives(before.shim) or self._lives(before.engine)):
+            raise StalledError(f"{what}: it runs already as pid {_pid(before.engine)}: stop it first")
+        _prepare(what, path, Path(order.log))
+        answer = await self._run_shim(what, order)
+        if not answer.get("ok"):
+            raise StalledError(f"{what}: {answer.get('error', 'the shim has died')}")
+        status = statusfiles.read(path)
+        if status is None or status.engine is None:
+            raise StalledError(f"{what}: the shim has started it, but {path} can't be read: see to that disk")
+        return status.running(order.shard, order.process, shim_lives=True)
+
+    async def find(self, shard: str, process: str, status_file: str) -> Running | Exit | None:
+        path = Path(status_file)
+        for pause in _pauses(SETTLE_WITHIN):
+            status = statusfiles.read(path)
+            if status is None:
+                if not self._belongings.starting(shard, process):
+                    return None
+            elif status.exit is not None:
+                return status.exit
+            elif status.error:
+                return Exit(at=status.started, process=process, detail=status.error)
+            elif self._lives(status.engine):
+                return status.running(shard, process, shim_lives=self._lives(status.shim))
+            elif not self._lives(status.shim):
+                return self._unseen(process, statusfiles.read(path))
+            await asyncio.sleep(pause)
+        return self._unseen(process, statusfiles.read(path))
+
+    async def exited(self, running: Running, status_file: str) -> Exit:
+        if running.engine is not None:
+            await self._gone(running.engine)
+        for pause in _pauses(SETTLE_WITHIN):
+            shim_lives = self._lives(running.shim)
+            status = statusfiles.read(Path(status_file))
+            if status is not None and status.engine == running.engine and status.exit is not None:
+                return status.exit
+            if not shim_lives:
+                break
+            await asyncio.sleep(pause)
+        return self._unseen(running.process, None)
+
+    async def signal(self, running: Running, number: int) -> None:
+        engine = running.engine
+        if engine is not None and self._lives(engine):
+            # The engine leads its own group. Between the look and the signal it can only have ended, and its number
+            # stays taken while its group has members.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(engine.pid, number)
+
+    async def remaining(self, shard: str) -> tuple[int, ...]:
+        left = self._belongings.of(shard) | set(self._belongings.shims(shard))
+        if not left:
+            self._belongings.tidy(shard)
+        return tuple(sorted(left))
+
+    async def kill_remaining(self, shard: str) -> None:
+        self._belongings.kill(shard)
+
+    async def listener(self, port: int) -> tuple[int, str | None] | None:
+        sockets = listeners.sockets(port)
+        if not sockets:
+            return None
+        found = listeners.holders(sockets, sorted(proc.living()))
+        owned = [(pid, owner) for pid in found if (owner := self._belongings.owner(pid)) is not None]
+        if owned:
+            return owned[0]
+        return (found[0], None) if found else (0, None)
+
+    async def owner(self, pid: int) -> str | None:
+        return self._belongings.owner(pid)
+
+    # ---- The shim ---------------------------------------------------------------------------------------
+
+    async def _run_shim(self, what: str, order: Order) -> dict[str, Any]:
+        mark = f"{self._tag}/{order.shard}/{order.process}"
+        try:
+            shim = await asyncio.create_subprocess_exec(
+                self._python,
+                "-I",
+                "-S",
+                str(self._shim),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env={SHIM_MARK: mark, "PATH": PATH},
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as wrong:
+            raise StalledError(f"{what}: running {self._python}: {wrong.strerror}") from wrong
+        text = json.dumps(self._shim_order(order)).encode()
+        try:
+            out, err = await asyncio.wait_for(shim.communicate(text), ANSWER_WITHIN)
+        except asyncio.TimeoutError as wrong:
+            with contextlib.suppress(ProcessLookupError):
+                shim.kill()
+            await shim.wait()
+            raise StalledError(f"{what}: its shim has not answered within {ANSWER_WITHIN:.0f} s") from wrong
+        try:
+            answer = json.loads(out[:MAX_ANSWER])
+        except ValueError:
+            tail = err[-500:].decode(errors="replace").strip()
+            return {"error": f"its shim has died: {tail}" if tail else "its shim has died"}
+        return answer if isinstance(answer, dict) else {}
+
+    def _shim_order(self, order: Order) -> dict[str, Any]:
+        group = self._belongings.cgroup(order.shard)
+        return {
+            "shard": order.shard,
+            "process": order.process,
+            "argv": list(order.argv),
+            "env": {**order.env, AGENT_MARK: self._tag},
+            "home": str(Path(order.directory).parent),
+            "directory": order.directory,
+            "files": dict(order.files),
+            "log": order.log,
+            "statusFile": order.status_file,
+            "user": _identity(order.user),
+            "cgroup": str(group) if group is not None else None,
+            "bootId": self._boot,
+            "shimOomScoreAdj": SHIM_OOM_SCORE,
+        }
+
+    # ---- Ends ---------------------------------------------------------------------------------------------
+
+    def _lives(self, process: ProcessId | None) -> bool:
+        return proc.alive(process, self._boot)
+
+    def _unseen(self, process: str, status: statusfiles.Status | None) -> Exit:
+        if status is not None and status.exit is not None:
+            return status.exit
+        return Exit(at=self._clock.now(), process=process, detail="its shim was killed before it could tell")
+
+    async def _gone(self, process: ProcessId) -> None:
+        try:
+            descriptor = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            return
+        except OSError:  # before Linux 5.3
+            await self._poll_gone(process)
+            return
+        try:
+            if not self._lives(process):
+                return
+            ended = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().add_reader(descriptor, _resolve, ended)
+            try:
+                await ended
+            finally:
+                asyncio.get_running_loop().remove_reader(descriptor)
+        finally:
+            os.close(descriptor)
+
+    async def _poll_gone(self, process: ProcessId) -> None:
+        while self._lives(process):  # noqa: ASYNC110 - the kernel offers nothing to wait for
+            await asyncio.sleep(0.2)
+
+
+def _prepare(what: str, status_file: Path, log: Path) -> None:
+    """The folders; and no earlier end may be taken for this start's."""
+    try:
+        status_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status_file.unlink(missing_ok=True)
+    except OSError as wrong:
+        raise StalledError(f"{what}: {wrong.strerror}: {wrong.filename}: see to the agent's disk") from wrong
+
+
+def _resolve(ended: "asyncio.Future[None]") -> None:
+    if not ended.done():
+        ended.set_result(None)
+
+
+def _pauses(within: float) -> list[float]:
+    """Growing pauses that sum up to about ``within`` seconds."""
+    pauses, pause = [0.0], 0.01
+    while sum(pauses) < within:
+        pauses.append(pause)
+        pause = min(pause * 1.5, 0.25)
+    return pauses
+
+
+def _pid(process: ProcessId | None) -> str:
+    return str(process.pid) if process else "?"
+
+
+def _identity(user: str | None) -> dict[str, Any] | None:
+    """Numbers of a user, with the groups that open accelerators. None: the agent's own user."""
+    if user is None:
+        return None
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError as wrong:
+        raise StalledError(
+            f"starting as user {user}: there is no such user: bootstrap the node again"
+        ) from wrong
+    if entry.pw_uid == os.geteuid():
+        return None
+    if os.geteuid() != 0:
+        raise StalledError(f"starting as user {user}: only root may; the agent runs as uid {os.geteuid()}")
+    groups = set(os.getgrouplist(user, entry.pw_gid))
+    for name in ACCELERATOR_GROUPS:
+        with contextlib.suppress(KeyError):
+            groups.add(grp.getgrnam(name).gr_gid)
+    return {"uid": entry.pw_uid, "gid": entry.pw_gid, "groups": sorted(groups)}
