@@ -1,0 +1,97 @@
+"""What commands print, and the exit code they end with.
+
+Answers go to standard output, everything about the work itself to standard error. Errors go through one redaction.
+Light on purpose: ``llmgw --help`` imports it.
+"""
+
+import sys
+from collections.abc import Iterable
+from functools import cache
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from llmgw.model.problems import HeldError, InvalidError, LlmgwError, StaleError
+
+if TYPE_CHECKING:
+    from llmgw.controller.redaction import Redactor
+
+DONE, ERROR, CHANGES, STALE, HELD, PART, BLOCKED, USAGE = 0, 1, 2, 3, 4, 5, 6, 64
+PRECEDENCE = (USAGE, ERROR, HELD, STALE, BLOCKED, PART, CHANGES, DONE)
+"""When several are true, the first of these counts. The meanings stand in docs/operations.md."""
+
+_COLOURS = {"+": "green", "-": "red", "~": "yellow", "!": "magenta", ">": "cyan"}
+
+
+def worst(codes: Iterable[int]) -> int:
+    """The exit code that counts among several; DONE for none."""
+    there = set(codes)
+    return next((code for code in PRECEDENCE if code in there), DONE)
+
+
+def exit_code(error: BaseException) -> int:
+    match error:
+        case HeldError():
+            return HELD
+        case StaleError():
+            return STALE
+        case click.UsageError():
+            return USAGE
+        case _:
+            return ERROR
+
+
+@cache
+def redactor() -> "Redactor":
+    """The one that this process's messages go through; whoever reads a secret teaches it."""
+    from llmgw.controller.redaction import Redactor  # noqa: PLC0415 - `--help` needs none of it
+
+    return Redactor()
+
+
+def say(text: str) -> None:
+    """An answer."""
+    click.echo(text, nl=not text.endswith("\n"))
+
+
+def note(text: str) -> None:
+    """About the work, not its answer."""
+    click.echo(redactor()(text), err=True)
+
+
+def complain(text: str) -> None:
+    """An error, in one message."""
+    head = click.style("Error:", fg="red", bold=True) if is_terminal(sys.stderr) else "Error:"
+    click.echo(f"{head} {redactor()(text)}", err=True)
+
+
+def explain(error: LlmgwError) -> None:
+    """An error as people read it: problems one a line, so that editors can jump to them."""
+    if isinstance(error, InvalidError):
+        for problem in error.problems:
+            click.echo(redactor()(str(problem)), err=True)
+        count = len(error.problems)
+        complain(f"{count} problem{'s' * (count != 1)} in the manifests or the plan: nothing was done")
+        return
+    complain(str(error))
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Where colour and moving lines make sense. ``NO_COLOR`` is honoured by whoever asks for colour."""
+    try:
+        return stream.isatty()
+    except (ValueError, AttributeError):
+        return False
+
+
+def coloured() -> bool:
+    from llmgw.cli.environment import environment  # noqa: PLC0415 - see redactor
+
+    asked = environment()
+    return is_terminal(sys.stdout) and not asked.get("NO_COLOR") and asked.get("TERM") != "dumb"
+
+
+def paint(text: str, sign: str) -> str:
+    """A line in the colour of its sign, on a terminal that wants colour."""
+    colour = _COLOURS.get(sign[:1])
+    return click.style(text, fg=colour) if colour and coloured() else text
