@@ -1,0 +1,128 @@
+"""The whole node in one look: host, GPUs, adapters, network. A part that fails is a problem in the facts, and the others
+are told all the same. A node that pretends shows what its file says instead."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from llmgw.agent.discovery.gpus import GpuDiscovery, GpuSample
+from llmgw.agent.discovery.host import host_facts
+from llmgw.agent.discovery.infiniband import ROOT, gid_at, infiniband_ports
+from llmgw.agent.discovery.network import interfaces, listening, port_free
+from llmgw.agent.settings import Layout, read_pretended
+from llmgw.model.facts import Facts, Gpu
+from llmgw.model.manifest import PortRange
+from llmgw.model.problems import LlmgwError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """Looks at this machine. ``pretends``: the GPUs, adapters and whatever else ``pretended.json`` names come from there."""
+
+    places: Layout
+    ports: PortRange
+    gpus: GpuDiscovery
+    pretends: bool = False
+    sysfs: Path = ROOT
+
+    async def look(self) -> Facts:
+        problems: list[str] = []
+        folders = sorted({self.places.work, self.places.weights, self.places.engines})
+        facts = await asyncio.to_thread(
+            _attempt, "the machine", lambda: host_facts(folders), Facts(), problems
+        )
+        found = await asyncio.to_thread(_attempt, "interfaces", interfaces, (), problems)
+        busy = await asyncio.to_thread(_attempt, "ports", lambda: listening(self.ports), (), problems)
+        facts = replace(facts, interfaces=found, listening=busy)
+        if self.pretends:
+            pretended = await asyncio.to_thread(
+                _attempt, "pretended facts", lambda: read_pretended(self.places), Facts(), problems
+            )
+            facts = pretend(facts, pretended)
+        else:
+            sample = await self._real_gpus()
+            hcas = await asyncio.to_thread(
+                _attempt, "InfiniBand", lambda: infiniband_ports(self.sysfs), (), problems
+            )
+            problems += sample.problems
+            facts = replace(
+                facts, gpus=sample.gpus, gpu_source=sample.source, driver=sample.driver, hca_ports=hcas
+            )
+        return replace(facts, problems=(*facts.problems, *problems))
+
+    async def _real_gpus(self) -> GpuSample:
+        try:
+            return await self.gpus.sample()
+        except Exception as wrong:  # noqa: BLE001 - failing discovery is reported, never fatal
+            return GpuSample(problems=(f"looking at GPUs: {type(wrong).__name__}: {wrong}",))
+
+
+def _attempt(what: str, look: Callable[[], T], otherwise: T, problems: list[str]) -> T:
+    try:
+        return look()
+    except LlmgwError as wrong:
+        problems.append(str(wrong))
+    except Exception as wrong:  # noqa: BLE001 - failing discovery is reported, never fatal
+        problems.append(f"looking at {what}: {type(wrong).__name__}: {wrong}")
+    return otherwise
+
+
+def pretend(real: Facts, pretended: Facts) -> Facts:
+    """What the file names replaces what is real. GPUs and adapters always come from the file, so that a pretended node on
+    a GPU machine never claims a real one."""
+    named: dict[str, Any] = {
+        field.name: getattr(pretended, field.name)
+        for field in fields(Facts)
+        if field.default is not MISSING and getattr(pretended, field.name) != field.default
+    }
+    if pretended.memory_total and pretended.memory_available is None:
+        named["memory_available"] = pretended.memory_total
+    return replace(
+        real, **{**named, "gpus": pretended.gpus, "hca_ports": pretended.hca_ports, "gpu_source": "pretended"}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurveyChecks:
+    """What a launch asks just before exec, answered from the machine right now: both seams, Gpus and NodeChecks."""
+
+    survey: Survey
+
+    async def sample(self) -> tuple[Gpu, ...]:
+        if self.survey.pretends:
+            return (await self.survey.look()).gpus
+        return (await self.survey.gpus.sample()).gpus
+
+    async def addresses(self) -> frozenset[str]:
+        facts = await self.survey.look() if self.survey.pretends else None
+        found = facts.interfaces if facts is not None else await asyncio.to_thread(interfaces)
+        real = await asyncio.to_thread(interfaces)
+        return frozenset(address for one in (*found, *real) for address in one.addresses)
+
+    async def gid(self, device: str, port: int, index: int) -> str | None:
+        if self.survey.pretends:
+            facts = await self.survey.look()
+            return next(
+                (
+                    gid.gid
+                    for hca in facts.hca_ports
+                    if (hca.device, hca.port) == (device, port)
+                    for gid in hca.gids
+                    if gid.index == index
+                ),
+                None,
+            )
+        return await asyncio.to_thread(gid_at, device, port, index, self.survey.sysfs)
+
+    async def port_free(self, host: str, port: int) -> bool:
+        return port_free(host, port)
+
+    async def path_exists(self, path: str) -> bool:
+        return await asyncio.to_thread(Path(path).exists)
+
+    async def memory_total(self) -> int:
+        return (await self.survey.look()).memory_total
