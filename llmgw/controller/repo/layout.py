@@ -1,0 +1,268 @@
+"""The record as files of the state branch, and back: which file holds what, and which have changed. Pure.
+
+==================================  =====================================================================
+record.json                         the head: fleet, serial, commit, models, the last pass
+replicas/<model>/<replica>.json     one replica: spec, placement, reasons, phase
+nodes/<node>.json                   what plans use of a node without asking it
+endpoints.json                      where the ready replicas are: what a gateway reads
+plan.json                           the plan of a pass that has begun and has not told its outcome
+==================================  =====================================================================
+"""
+
+import gc
+import json
+import marshal
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from llmgw.model.ids import Commit, FleetId
+from llmgw.model.manifest import Engine, ModelSpec, ProfileSpec, Source
+from llmgw.model.plan import Plan
+from llmgw.model.record import (
+    FORMAT,
+    Endpoint,
+    ModelRecord,
+    NodeRecord,
+    PassRecord,
+    Record,
+    ReplicaRecord,
+    ReplicaSpec,
+)
+from llmgw.wire.codec import CodecError, dumps_readable, from_json, to_json
+
+T = TypeVar("T")
+
+HEAD = "record.json"
+ENDPOINTS = "endpoints.json"
+PLAN = "plan.json"
+REPLICAS = "replicas/"
+NODES = "nodes/"
+MAX_FILES = 100_000
+MAX_BYTES = 256 * 1024 * 1024  # of all files together; 3,000 replicas and 1,000 nodes are about 15 MB
+
+_PATH = re.compile(r"^(record|endpoints|plan)\.json$|^replicas/[^/]+/[^/]+\.json$|^nodes/[^/]+\.json$")
+_SAFE = re.compile(r"^[a-z0-9][a-z0-9.-]*$")
+
+
+class LayoutError(ValueError):
+    """A file of the record that can't be read; ``file`` says which."""
+
+    def __init__(self, file: str, what: str) -> None:
+        super().__init__(f"{file}: {what}")
+        self.file = file
+        self.what = what
+
+
+class NewerFormatError(ValueError):
+    """A record written by a newer llmgw."""
+
+    def __init__(self, found: int, written_by: str) -> None:
+        super().__init__(
+            f"format {found}, written by llmgw {written_by or '?'}; this one reads up to {FORMAT}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """record.json."""
+
+    format: int
+    fleet: FleetId
+    serial: int
+    commit: Commit | None = None
+    key_id: str = ""
+    tool_version: str = ""
+    last_pass: PassRecord | None = None
+    spent_plans: tuple[str, ...] = ()
+    models: Mapping[str, ModelRecord] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoints:
+    """endpoints.json."""
+
+    format: int
+    endpoints: tuple[Endpoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Everything that one commit of the state branch holds."""
+
+    record: Record
+    plan: Plan | None = None
+
+
+def is_ours(path: str) -> bool:
+    """Whether a file of the branch belongs to the record; others are left alone."""
+    return _PATH.match(path) is not None
+
+
+# ---- writing -----------------------------------------------------------------------------------------------
+
+
+def changes(old: Kept | None, new: Kept) -> dict[str, bytes | None]:
+    """The files to write, and those to remove (None), to come from ``old`` to ``new``. ``old`` None: write all."""
+    before = _parts(old) if old else {}
+    after = _parts(new)
+    files: dict[str, bytes | None] = {
+        path: dumps_readable(value) for path, value in after.items() if before.get(path) != value
+    }
+    files.update(dict.fromkeys(before.keys() - after.keys()))
+    return dict(sorted(files.items()))
+
+
+def _parts(kept: Kept) -> dict[str, object]:
+    record = kept.record
+    parts: dict[str, object] = {
+        HEAD: Head(
+            format=FORMAT,
+            fleet=record.fleet,
+            serial=record.serial,
+            commit=record.commit,
+            key_id=record.key_id,
+            tool_version=record.tool_version,
+            last_pass=record.last_pass,
+            spent_plans=record.spent_plans,
+            models=dict(sorted(record.models.items())),
+        ),
+        ENDPOINTS: Endpoints(format=FORMAT, endpoints=record.endpoints),
+    }
+    for replica in record.replicas.values():
+        parts[f"{REPLICAS}{_safe(replica.model)}/{_safe(replica.id)}.json"] = replica
+    for node in record.nodes.values():
+        parts[f"{NODES}{_safe(node.name)}.json"] = node
+    if kept.plan is not None:
+        parts[PLAN] = kept.plan
+    return parts
+
+
+def _safe(name: str) -> str:
+    """Names become file names; manifests allow nothing else, and here it is the last time to look."""
+    if not _SAFE.match(name):
+        raise ValueError(f"{name!r:.80} can't be the name of a file of the record")
+    return name
+
+
+# ---- reading -----------------------------------------------------------------------------------------------
+
+
+def read(files: Mapping[str, bytes]) -> Kept:
+    """Raises LayoutError naming the file that can't be read, NewerFormatError for a record of a newer llmgw."""
+    if HEAD not in files:
+        raise LayoutError(HEAD, "it is missing")
+    with _without_collector():
+        head = _head(files[HEAD])
+        specs = _Shared()
+        replicas = [
+            _replica(path, data, specs) for path, data in sorted(files.items()) if path.startswith(REPLICAS)
+        ]
+        nodes = [
+            _structured(NodeRecord, path, _json(path, data))
+            for path, data in sorted(files.items())
+            if path.startswith(NODES)
+        ]
+        _check_names(files, replicas, nodes)
+        plan = _structured(Plan, PLAN, _json(PLAN, files[PLAN])) if PLAN in files else None
+        record = Record(
+            fleet=head.fleet,
+            serial=head.serial,
+            commit=head.commit,
+            key_id=head.key_id,
+            tool_version=head.tool_version,
+            models=head.models,
+            replicas={replica.id: replica for replica in replicas},
+            nodes={node.name: node for node in nodes},
+            endpoints=_endpoints(files),
+            last_pass=head.last_pass,
+            spent_plans=head.spent_plans,
+        )
+    return Kept(record=record, plan=plan)
+
+
+def _head(data: bytes) -> Head:
+    parsed = _json(HEAD, data)
+    found = parsed.get("format") if isinstance(parsed, dict) else None
+    if type(found) is int and found > FORMAT:
+        raise NewerFormatError(found, str(parsed.get("toolVersion", "")))
+    return _structured(Head, HEAD, parsed)
+
+
+def _endpoints(files: Mapping[str, bytes]) -> tuple[Endpoint, ...]:
+    if ENDPOINTS not in files:
+        raise LayoutError(ENDPOINTS, "it is missing")
+    return _structured(Endpoints, ENDPOINTS, _json(ENDPOINTS, files[ENDPOINTS])).endpoints
+
+
+def _json(path: str, data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as wrong:
+        raise LayoutError(path, f"it is not JSON: {wrong}") from wrong
+
+
+def _structured(kind: type[T], path: str, parsed: Any) -> T:
+    try:
+        return from_json(kind, parsed, strict=False)
+    except CodecError as wrong:
+        raise LayoutError(path, str(wrong)) from wrong
+
+
+_SOME_SPEC = to_json(
+    ReplicaSpec(
+        model=ModelSpec(source=Source(), profile=""),
+        profile_name="",
+        profile=ProfileSpec(engine=Engine(name="sim")),
+        served_name="",
+        key_id="",
+    )
+)
+"""Stands in while the rest of a replica is decoded."""
+
+
+class _Shared:
+    """Replicas of one model mostly run one spec: it is decoded once and shared, which halves the reading."""
+
+    def __init__(self) -> None:
+        self._specs: dict[bytes, ReplicaSpec] = {}
+
+    def spec(self, path: str, parsed: Any) -> ReplicaSpec:
+        key = marshal.dumps(parsed, 2)  # version 2: the same value always gives the same bytes
+        found = self._specs.get(key)
+        if found is None:
+            found = self._specs[key] = _structured(ReplicaSpec, path, parsed)
+        return found
+
+
+def _replica(path: str, data: bytes, specs: _Shared) -> ReplicaRecord:
+    parsed = _json(path, data)
+    if not isinstance(parsed, dict) or "spec" not in parsed:
+        return _structured(ReplicaRecord, path, parsed)  # says what is wrong with it
+    spec = specs.spec(path, parsed["spec"])
+    return replace(_structured(ReplicaRecord, path, {**parsed, "spec": _SOME_SPEC}), spec=spec)
+
+
+def _check_names(
+    files: Mapping[str, bytes], replicas: Sequence[ReplicaRecord], nodes: Sequence[NodeRecord]
+) -> None:
+    """A file that says it is another one was put there by hand: two would be one, and one would be lost."""
+    expected = {f"{REPLICAS}{replica.model}/{replica.id}.json" for replica in replicas}
+    expected |= {f"{NODES}{node.name}.json" for node in nodes}
+    for path in files:
+        if path.startswith((REPLICAS, NODES)) and path not in expected:
+            raise LayoutError(path, "the name inside is not the file's")
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Thousands of values that all stay alive: looking for garbage among them doubles the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

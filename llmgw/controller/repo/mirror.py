@@ -1,0 +1,372 @@
+"""The manifests' repository as the reconciler sees it: a ref is resolved to a commit once, and from then on only
+that commit is read, from its tree and never from a work tree."""
+
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from llmgw.controller.repo.failures import GitError, explained
+from llmgw.controller.repo.git import How
+from llmgw.controller.repo.objects import Entry, ObjectStore
+from llmgw.controller.repo.refs import branch_ref, commit_id, is_ref_name, repository_path
+from llmgw.controller.repo.remote import Remote
+from llmgw.model.ids import Commit
+from llmgw.model.problems import InvalidError, Problem, StalledError, Where
+
+SUFFIXES = (".yaml", ".yml")
+CONFIGURATION = "llmgw.yaml"  # the controller's own file beside the manifests is none of them
+DEFAULT_PATH = "manifests"
+MAX_FILE = 1024 * 1024  # bytes of a manifest
+MAX_EXTRA = 16 * 1024 * 1024  # bytes of a file that a manifest points to
+_LFS = b"version https://git-lfs.github.com/spec/"
+_BLOBS = {"100644", "100755", "100664"}
+_LINK = "120000"
+_SUBMODULE = "160000"
+_SHORTEST = 4  # digits of an abbreviated commit id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """A commit's manifests. Paths count from the repository's top. ``links`` holds every symbolic link below the
+    path with its target as written; what a link to a file of the repository points at is in ``linked``, under the
+    link's own path, wherever in the repository that file lies."""
+
+    commit: Commit
+    path: str
+    files: Mapping[str, bytes]
+    links: Mapping[str, str] = field(default_factory=dict)
+    linked: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitInfo:
+    commit: Commit
+    author: str  # "Ann <ann@example.org>"
+    date: str  # ISO 8601, the committer's
+    subject: str
+    parents: tuple[Commit, ...] = ()
+
+
+class Mirror:
+    """Reads the manifests' repository through the mirror in the state directory."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        remote: Remote,
+        *,
+        branch: str | None = None,
+        path: str | None = None,
+        base: str = ".",
+    ) -> None:
+        """``branch`` None: the one that the repository's HEAD names. ``path`` None: ``manifests`` below ``base`` where
+        the commit has it, else ``base``."""
+        self.objects = objects
+        self.remote = remote
+        self._branch = branch_ref(branch, what="branch") if branch else None
+        self._path = repository_path(path, what="path") if path is not None else None
+        self._base = repository_path(base, what="path")
+
+    # ---- commits -----------------------------------------------------------------------------------------
+
+    async def newest(self, *, fetch: bool = True) -> Commit:
+        """The commit that the followed branch points to right now. Ask once and carry the answer.
+
+        ``fetch=False`` answers from what was fetched last. Raises RetryError when the repository is out of reach,
+        StalledError when it has no such branch, saying which it has."""
+        ref = await self._configured_branch()
+        if fetch:
+            tip = (await self.objects.refresh(self.remote, (ref,))).refs.get(ref)
+        else:
+            tip = await self.objects.cached(self.remote, ref)
+        if tip is None:
+            raise await self._no_branch(ref, fetch=fetch)
+        return tip
+
+    async def commit(self, name: str) -> Commit:
+        """The commit that a person means by a full or shortened id, a branch or a tag."""
+        digits = len(name) >= _SHORTEST and all(digit in "0123456789abcdef" for digit in name)
+        if digits and (found := await self.objects.peeled(name)):
+            return found
+        if not is_ref_name(name):
+            raise InvalidError(
+                (
+                    Problem(
+                        what=f"{name!r:.80} names no commit", instead="give a commit id, a branch or a tag"
+                    ),
+                )
+            )
+        listing = await self.objects.refresh(self.remote, (f"refs/heads/{name}", f"refs/tags/{name}"))
+        for tip in listing.refs.values():
+            if found := await self.objects.peeled(tip):
+                return found
+        if digits:
+            await self.objects.refresh_all(self.remote)
+            if found := await self.objects.peeled(name):
+                return found
+        raise StalledError(
+            f"looking for {name} in {self.remote}: no branch, no tag, and no commit of one is called that: push it, or "
+            "give another"
+        )
+
+    async def branch(self) -> str:
+        """Short name of the branch that is followed."""
+        return (await self._configured_branch()).removeprefix("refs/heads/")
+
+    async def info(self, commit: Commit) -> CommitInfo:
+        try:
+            said = await self.objects.run(
+                "show",
+                "--no-patch",
+                "--no-show-signature",
+                "--format=%H%x00%an <%ae>%x00%cI%x00%P%x00%s",
+                "--end-of-options",
+                commit_id(commit),
+                "--",
+                doing=f"reading commit {commit[:12]}",
+            )
+        except GitError as wrong:
+            raise explained(wrong) from wrong
+        text = said.out.decode("utf-8", "replace").rstrip("\n")
+        full, author, date, parents, subject = text.split("\0", 4)
+        return CommitInfo(
+            commit=Commit(full),
+            author=author,
+            date=date,
+            subject=subject,
+            parents=tuple(Commit(parent) for parent in parents.split()),
+        )
+
+    async def author_of(self, commit: Commit) -> str:
+        return (await self.info(commit)).author
+
+    async def has(self, commit: Commit) -> bool:
+        return await self.objects.has(commit)
+
+    async def is_ancestor(self, older: Commit, newer: Commit) -> bool:
+        """Whether ``older`` is reachable from ``newer`` (a commit is its own ancestor). A commit that is no longer
+        anywhere, after its history was rewritten, is nobody's ancestor."""
+        try:
+            said = await self.objects.run(
+                "merge-base",
+                "--is-ancestor",
+                commit_id(older),
+                commit_id(newer),
+                doing=f"comparing {older[:12]} with {newer[:12]}",
+                how=How(ok=frozenset({0, 1, 128})),
+            )
+        except GitError as wrong:
+            raise explained(wrong) from wrong
+        if said.code == 128 and await self.has(older) and await self.has(newer):
+            raise StalledError(
+                f"comparing {older[:12]} with {newer[:12]}: {said.err or 'git says nothing'}: "
+                f"remove {self.objects.path}, it is fetched anew"
+            )
+        return said.code == 0
+
+    async def keep(self, commit: Commit) -> None:
+        """An applied commit stays readable here even when its branch is rewritten."""
+        async with self.objects.writing() as keep:
+            await self.objects.run(
+                "update-ref",
+                f"refs/llmgw/applied/{commit_id(commit)}",
+                commit,
+                doing=f"keeping commit {commit[:12]}",
+                how=How(keep_open=keep),
+            )
+
+    async def unpushed(self, commit: Commit) -> bool:
+        """Whether only this machine has the commit: the repository is a local one with remotes, and none of them is
+        known to have it. False for a repository without remotes, and for one that is itself remote or bare."""
+        if self.remote.local is None or not await self._has_remotes():
+            return False
+        reached = await self._in_repository(
+            "for-each-ref",
+            "--count=1",
+            "--format=%(refname)",
+            f"--contains={commit_id(commit)}",
+            "refs/remotes/",
+        )
+        return not reached.strip()
+
+    async def _has_remotes(self) -> bool:
+        bare = await self._in_repository("rev-parse", "--is-bare-repository")
+        return bare.strip() == "false" and bool((await self._in_repository("remote")).strip())
+
+    async def _in_repository(self, *arguments: str) -> str:
+        local = self.remote.local
+        assert local is not None
+        trust = (("safe.directory", str(local)),) if self.remote.trusted else ()
+        try:
+            said = await self.objects.git.run(
+                *arguments, doing=f"looking into {local}", directory=local, how=How(config=trust)
+            )
+        except GitError as wrong:
+            raise explained(wrong) from wrong
+        return said.text
+
+    async def _configured_branch(self) -> str:
+        if self._branch:
+            return self._branch
+        head = (await self.objects.ask(self.remote)).head
+        if head is None or not head.startswith("refs/heads/"):
+            raise StalledError(
+                f"reading {self.remote}: it has no commit yet, or its HEAD names no branch: commit the manifests "
+                "first, or name a branch with --branch"
+            )
+        self._branch = head
+        return head
+
+    async def _no_branch(self, ref: str, *, fetch: bool) -> StalledError:
+        name = ref.removeprefix("refs/heads/")
+        if not fetch:
+            return StalledError(
+                f"reading branch {name} of {self.remote}: it was never fetched: run this without --offline"
+            )
+        there = sorted((await self.objects.ask(self.remote)).refs)
+        names = ", ".join(branch.removeprefix("refs/heads/") for branch in there[:20])
+        more = f" and {len(there) - 20} more" if len(there) > 20 else ""
+        exist = (
+            f"these exist: {names}{more}: choose one with --branch"
+            if there
+            else "it has no branch yet: commit first"
+        )
+        return StalledError(f"reading {self.remote}: it has no branch {name}; {exist}")
+
+    # ---- trees -------------------------------------------------------------------------------------------
+
+    async def fleet_path(self, commit: Commit) -> str:
+        """Where the manifests lie in this commit."""
+        if self._path is not None:
+            return self._path
+        usual = posixpath.normpath(posixpath.join(self._base, DEFAULT_PATH))
+        entries = await self.objects.entries(commit, usual)
+        there = any(entry.path == usual and entry.kind == "tree" for entry in entries)
+        return usual if there else self._base
+
+    async def tree(self, commit: Commit, path: str | None = None, *, extra: Sequence[str] = ()) -> Tree:
+        """The manifests at and below ``path`` (None: :meth:`fleet_path`), and the files named in ``extra`` that exist,
+        wherever they lie. Folders and files beginning with a dot are skipped.
+
+        Raises InvalidError, all problems at once, for what can't be read as a manifest: too large, a submodule, a
+        pointer to Git LFS. What can't be read must never look like what is not there."""
+        where = await self.fleet_path(commit) if path is None else repository_path(path, what="path")
+        entries = await self.objects.entries(commit, where)
+        self._check_path(commit, where, entries)
+        below = tuple(entry for entry in entries if _counts(entry, where))
+        manifests = {entry.path: entry.object for entry in below if _is_manifest(entry, where)}
+        links = {entry.path: entry.object for entry in below if entry.mode == _LINK}
+        extras = await self._named(commit, extra)
+        targets = await self.objects.blobs(links.values())
+        pointing = {
+            link: targets[object_id].decode("utf-8", "surrogateescape") for link, object_id in links.items()
+        }
+        linked = await self._pointed_at(commit, pointing)
+        await self._check_sizes(below, manifests, {**extras, **linked})
+        contents = await self.objects.blobs((*manifests.values(), *extras.values(), *linked.values()))
+        files = {name: contents[object_id] for name, object_id in sorted({**extras, **manifests}.items())}
+        _refuse_pointers(files)
+        return Tree(
+            commit=commit,
+            path=where,
+            files=files,
+            links=dict(sorted(pointing.items())),
+            linked={link: contents[object_id] for link, object_id in sorted(linked.items())},
+        )
+
+    def _check_path(self, commit: Commit, where: str, entries: Sequence[Entry]) -> None:
+        if where == ".":
+            return
+        for entry in entries:
+            if entry.kind == "commit" and (where == entry.path or where.startswith(f"{entry.path}/")):
+                raise InvalidError((_submodule(entry.path),))
+            if entry.path == where and entry.mode == _LINK:
+                raise InvalidError(
+                    (
+                        Problem(
+                            where=Where(file=where),
+                            what="the manifests' path is a symbolic link",
+                            instead="point --path to the folder itself",
+                        ),
+                    )
+                )
+        if not any(entry.path == where for entry in entries):
+            raise StalledError(
+                f"reading the manifests of {self.remote}: commit {commit[:12]} has no {where}: point --path to where "
+                "they are, from the repository's top"
+            )
+
+    async def _named(self, commit: Commit, names: Sequence[str]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for name in dict.fromkeys(names):
+            inside = repository_path(name, what="path")
+            for entry in await self.objects.entries(commit, inside):
+                if entry.path == inside and entry.mode in _BLOBS:
+                    found[inside] = entry.object
+        return found
+
+    async def _pointed_at(self, commit: Commit, pointing: Mapping[str, str]) -> dict[str, str]:
+        """Links to a manifest inside the repository: link -> object."""
+        inside: dict[str, str] = {}
+        for link, target in pointing.items():
+            resolved = posixpath.normpath(posixpath.join(posixpath.dirname(link), target))
+            if not target.startswith("/") and resolved.split("/")[0] != ".." and link.endswith(SUFFIXES):
+                inside[link] = resolved
+        objects = await self._named(commit, tuple(inside.values()))
+        return {link: objects[target] for link, target in inside.items() if target in objects}
+
+    async def _check_sizes(
+        self, below: Sequence[Entry], manifests: Mapping[str, str], others: Mapping[str, str]
+    ) -> None:
+        problems = [_submodule(entry.path) for entry in below if entry.mode == _SUBMODULE]
+        sizes = await self.objects.sizes((*manifests.values(), *others.values()))
+        for limit, names in ((MAX_FILE, manifests), (MAX_EXTRA, others)):
+            problems += [
+                Problem(
+                    where=Where(file=name),
+                    what=f"the file has {sizes[object_id]} bytes, at most {limit} are read",
+                    instead="split it",
+                )
+                for name, object_id in names.items()
+                if sizes[object_id] > limit
+            ]
+        if problems:
+            raise InvalidError(tuple(problems))
+
+
+def _counts(entry: Entry, where: str) -> bool:
+    """Below the path, and in no dot folder there."""
+    inside = entry.path if where == "." else entry.path.removeprefix(f"{where}/")
+    if where not in {".", entry.path} and inside == entry.path:
+        return False
+    return entry.path == where or not any(part.startswith(".") for part in inside.split("/"))
+
+
+def _is_manifest(entry: Entry, where: str) -> bool:
+    if entry.mode not in _BLOBS or not entry.path.endswith(SUFFIXES):
+        return False
+    own = {CONFIGURATION, posixpath.normpath(posixpath.join(where, CONFIGURATION))}
+    return entry.path not in own
+
+
+def _submodule(path: str) -> Problem:
+    return Problem(
+        where=Where(file=path),
+        what="this is a Git submodule, whose files are not in this commit",
+        instead="move the manifests into the repository, or point --path to a folder without submodules",
+    )
+
+
+def _refuse_pointers(files: Mapping[str, bytes]) -> None:
+    pointers = [name for name, content in files.items() if content.startswith(_LFS)]
+    if pointers:
+        raise InvalidError(
+            tuple(
+                Problem(
+                    where=Where(file=name, line=1, column=1),
+                    what="this is a pointer to Git LFS, not the file itself",
+                    instead="store it in Git itself (git lfs untrack, then commit it again)",
+                )
+                for name in pointers
+            )
+        )

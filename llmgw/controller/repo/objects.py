@@ -1,0 +1,422 @@
+"""Our own bare repository below the state directory: brings objects here from remotes and reads them.
+
+No work tree and no index, so no filters, no symlinks on disk and nothing half checked out; what is read is named by
+its commit. Every change to it happens under one lock that git's children share, so a ``*.lock`` of git found by the
+next holder belongs to nobody. What can't be read any more is thrown away and fetched anew, once.
+"""
+
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from llmgw.clock import Clock
+from llmgw.controller.repo.failures import FailureKind, GitError, explained
+from llmgw.controller.repo.git import MAX_OUTPUT, Git, How, Said
+from llmgw.controller.repo.locks import FileLock
+from llmgw.controller.repo.refs import commit_id, is_commit
+from llmgw.controller.repo.remote import Remote
+from llmgw.model.ids import Commit
+from llmgw.model.problems import HeldError, RetryError, StalledError
+
+T = TypeVar("T")
+
+ASK_TIMEOUT = 60.0  # seconds to list a remote's refs
+FETCH_TIMEOUT = 600.0  # seconds; the first fetch of a large repository
+LOCK_WAIT = 120.0  # seconds to wait for another llmgw that is fetching into the same mirror
+MAX_ENTRIES = 200_000  # files of a tree; more is no folder of manifests
+_TIDY_ABOVE = 4000  # loose objects, from which on reading them one by one is felt
+_TIDY_PACKS = 40
+
+_HEADER = 128  # bytes that cat-file writes before each object, at most
+
+_TRUTH_IS_ELSEWHERE = {FailureKind.CORRUPT, FailureKind.NO_OBJECT}
+_OURS_TO_MEND = {*_TRUTH_IS_ELSEWHERE, FailureKind.LOST_RACE}
+"""A fetch overwrites whatever it finds; where it can't, a branch became a folder of branches or the mirror is broken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One entry of a tree."""
+
+    mode: str
+    kind: str  # blob | tree | commit
+    object: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """A remote's refs as it told them: full name -> commit. ``head`` is the branch that its HEAD names."""
+
+    refs: Mapping[str, Commit]
+    head: str | None
+
+
+class ObjectStore:
+    """One bare repository; several remotes may feed it."""
+
+    def __init__(self, directory: Path, *, git: Git, clock: Clock, holder: str) -> None:
+        self.path = directory / "mirror.git"
+        self.git = git
+        self._directory = directory
+        self._lock = FileLock(
+            directory / "mirror.lock", clock=clock, holder=holder, what="bringing commits into the mirror"
+        )
+        self._feeds: dict[str, tuple[Remote, tuple[str, ...]]] = {}
+
+    # ---- remotes -----------------------------------------------------------------------------------------
+
+    async def ask(self, remote: Remote, refs: Sequence[str] = ()) -> Listing:
+        """What a remote has right now: HEAD and the refs named, or all branches when none is."""
+        patterns = ("HEAD", *refs) if refs else ("HEAD", "refs/heads/*")
+        try:
+            said = await self.git.run(
+                "ls-remote",
+                "--symref",
+                *remote.program("upload-pack"),
+                "--",
+                remote.address,
+                *patterns,
+                doing=f"asking {remote} for its branches",
+                how=How(config=remote.config, timeout=ASK_TIMEOUT),
+            )
+        except GitError as wrong:
+            raise explained(wrong) from wrong
+        return _listing(said.text, wanted=frozenset(refs))
+
+    async def refresh(self, remote: Remote, refs: Sequence[str]) -> Listing:
+        """Bring the refs' commits here, whatever happened to them since (force pushes included), and tell where they
+        are. Refs that the remote lacks are absent from the answer."""
+        self._feeds[remote.key] = (
+            remote,
+            tuple(dict.fromkeys((*self._feeds.get(remote.key, (remote, ()))[1], *refs))),
+        )
+        listing = await self.ask(remote, refs)
+        if await self._here(remote, refs) == dict(listing.refs):
+            return listing
+        try:
+            await self._fetch(remote, refs, listing)
+        except GitError as wrong:
+            if wrong.kind not in _OURS_TO_MEND:
+                raise explained(wrong) from wrong
+            await self.rebuild()
+        return replace(listing, refs=await self._here(remote, refs))
+
+    async def refresh_all(self, remote: Remote) -> None:
+        """Bring every branch and tag of a remote here."""
+        async with self.writing() as keep:
+            try:
+                await self._fetch_specs(
+                    remote,
+                    [f"+refs/{kind}/*:{_tracking(remote, f'refs/{kind}/*')}" for kind in ("heads", "tags")],
+                    keep,
+                )
+            except GitError as wrong:
+                raise explained(wrong) from wrong
+
+    async def cached(self, remote: Remote, ref: str) -> Commit | None:
+        """Where a ref was when it was last fetched; asks nobody."""
+        return (await self._here(remote, (ref,))).get(ref)
+
+    async def note(self, remote: Remote, ref: str, commit: Commit, keep: tuple[int, ...]) -> None:
+        """A remote's ref is known to be here now, because we pushed it."""
+        await self.run(
+            "update-ref",
+            _tracking(remote, ref),
+            commit_id(commit),
+            doing=f"noting {ref}",
+            how=How(keep_open=keep),
+        )
+
+    async def _here(self, remote: Remote, refs: Sequence[str]) -> dict[str, Commit]:
+        if not self.path.exists():
+            return {}
+        said = await self.run(
+            "for-each-ref",
+            "--format=%(objectname) %(refname)",
+            *(_tracking(remote, ref) for ref in refs),
+            doing=f"reading the refs of {self.path}",
+            how=How(ok=frozenset({0, 128})),  # unreadable refs are as good as none: they are fetched again
+        )
+        pairs = (line.split(" ", 1) for line in said.text.splitlines())
+        tracked = {name: object_id for object_id, name in pairs}
+        return {
+            ref: Commit(tracked[_tracking(remote, ref)]) for ref in refs if _tracking(remote, ref) in tracked
+        }
+
+    async def _fetch(self, remote: Remote, refs: Sequence[str], listing: Listing) -> None:
+        there = [ref for ref in refs if ref in listing.refs]
+        async with self.writing() as keep:
+            for ref in refs:
+                if ref not in listing.refs:
+                    await self._forget(_tracking(remote, ref), keep)
+            if not there:
+                return
+            await self._fetch_specs(remote, [f"+{ref}:{_tracking(remote, ref)}" for ref in there], keep)
+
+    async def _fetch_specs(self, remote: Remote, specs: Sequence[str], keep: tuple[int, ...]) -> None:
+        """``+`` before each: a rewritten history replaces what was here, nothing is merged."""
+        await self.run(
+            "fetch",
+            "--quiet",
+            "--no-tags",
+            "--prune",
+            "--no-write-fetch-head",
+            "--no-auto-maintenance",
+            *remote.program("upload-pack"),
+            "--",
+            remote.address,
+            *specs,
+            doing=f"fetching from {remote}",
+            how=How(config=remote.config, timeout=FETCH_TIMEOUT, keep_open=keep),
+        )
+        await self._tidy(keep)
+
+    async def _forget(self, ref: str, keep: tuple[int, ...]) -> None:
+        await self.run("update-ref", "-d", ref, doing=f"forgetting {ref}", how=How(keep_open=keep))
+
+    # ---- our repository ----------------------------------------------------------------------------------
+
+    async def run(
+        self, *arguments: str, doing: str, stdin: bytes | None = None, how: How | None = None
+    ) -> Said:
+        """Git in the mirror. Only what :meth:`writing` encloses may change it."""
+        return await self.git.run(*arguments, doing=doing, directory=self.path, stdin=stdin, how=how or How())
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[tuple[int, ...]]:
+        """The mirror is there, nobody else changes it, and no lock of a killed git is left. Gives the descriptors
+        that git must inherit (``How.keep_open``)."""
+        try:
+            async with self._lock.held(timeout=LOCK_WAIT) as descriptor:
+                await self._prepare((descriptor,))
+                yield (descriptor,)
+        except HeldError as held:
+            raise RetryError(str(held)) from held
+
+    async def _prepare(self, keep: tuple[int, ...]) -> None:
+        if not (self.path / "HEAD").exists():
+            await self._create(keep)
+        for stale in _leftovers(self.path):
+            with suppress(OSError):
+                stale.unlink()
+
+    async def _create(self, keep: tuple[int, ...]) -> None:
+        """Made beside and moved into place: a mirror is there whole or not at all."""
+        fresh = self._directory / "mirror.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(self.path, ignore_errors=True)
+        try:
+            await self.git.run(
+                "init",
+                "--bare",
+                "--quiet",
+                "--template=",
+                "--",
+                str(fresh),
+                doing=f"making the mirror {self.path}",
+                how=How(keep_open=keep),
+            )
+            fresh.chmod(0o700)
+            fresh.rename(self.path)
+        except GitError as wrong:
+            raise explained(wrong) from wrong
+        except OSError as wrong:
+            raise StalledError(
+                f"making the mirror {self.path}: {wrong.strerror or wrong}: make room or give the right to write "
+                "there, or choose another directory with --state-dir"
+            ) from wrong
+
+    async def rebuild(self) -> None:
+        """Throw the mirror away and fetch again what this process has asked for."""
+        async with self.writing() as keep:
+            await self._create(keep)
+        for remote, refs in tuple(self._feeds.values()):
+            listing = await self.ask(remote, refs)
+            try:
+                await self._fetch(remote, refs, listing)
+            except GitError as wrong:
+                raise explained(wrong) from wrong
+
+    async def _tidy(self, keep: tuple[int, ...]) -> None:
+        said = await self.run(
+            "count-objects", "-v", doing="counting the mirror's objects", how=How(keep_open=keep)
+        )
+        counts = dict(line.split(": ", 1) for line in said.text.splitlines() if ": " in line)
+        if int(counts.get("count", 0)) > _TIDY_ABOVE or int(counts.get("packs", 0)) > _TIDY_PACKS:
+            with suppress(GitError):  # housekeeping: what it could not do now it does the next time
+                await self.run(
+                    "gc",
+                    "--quiet",
+                    doing="packing the mirror",
+                    how=How(timeout=FETCH_TIMEOUT, keep_open=keep),
+                )
+
+    # ---- reading -----------------------------------------------------------------------------------------
+
+    async def has(self, commit: Commit) -> bool:
+        return await self.peeled(commit_id(commit)) == commit
+
+    async def peeled(self, name: str) -> Commit | None:
+        """The commit that an object id, whole or shortened, stands for; None when it is not here, or not one thing."""
+        if not self.path.exists():
+            return None
+        said = await self.run(
+            "rev-parse",
+            "--verify",
+            "--quiet",
+            "--end-of-options",
+            f"{name}^{{commit}}",
+            doing=f"looking for commit {name}",
+            how=How(ok=frozenset({0, 1, 128})),
+        )
+        answer = said.text.split()
+        return Commit(answer[-1]) if said.code == 0 and answer and is_commit(answer[-1]) else None
+
+    async def entries(self, commit: Commit, path: str = ".") -> tuple[Entry, ...]:
+        """Everything at and below ``path``, folders included."""
+        below = () if path == "." else (path,)
+        call = Call(
+            arguments=("ls-tree", "-rtz", "--full-tree", commit_id(commit), "--", *below),
+            doing=f"listing {path} at {commit[:12]}",
+        )
+        entries = await self._healing(call, _entries)
+        if len(entries) > MAX_ENTRIES:
+            raise StalledError(
+                f"{call.doing}: {len(entries)} entries, at most {MAX_ENTRIES} are read: "
+                "point --path to the folder of the manifests"
+            )
+        return entries
+
+    async def sizes(self, objects: Iterable[str]) -> dict[str, int]:
+        """Bytes of each blob."""
+        wanted = tuple(dict.fromkeys(objects))
+        if not wanted:
+            return {}
+        call = Call(
+            arguments=("cat-file", "--batch-check=%(objectname) %(objectsize)", "--buffer"),
+            doing=f"measuring {len(wanted)} files",
+            stdin=_lines(wanted),
+        )
+        return await self._healing(call, _sizes)
+
+    async def blobs(self, objects: Iterable[str], *, max_bytes: int = MAX_OUTPUT) -> dict[str, bytes]:
+        """Content of each blob; all together at most ``max_bytes``."""
+        wanted = tuple(dict.fromkeys(objects))
+        if not wanted:
+            return {}
+        call = Call(
+            arguments=("cat-file", "--batch", "--buffer"),
+            doing=f"reading {len(wanted)} files",
+            stdin=_lines(wanted),
+            how=How(max_output=max_bytes + _HEADER * len(wanted)),
+        )
+        return await self._healing(call, lambda out: _contents(out, wanted))
+
+    async def _healing(self, call: "Call", parse: Callable[[bytes], T]) -> T:
+        """Reads; what turns out to be broken or gone here is fetched anew, once, and read again."""
+        try:
+            return parse((await self._call(call)).out)
+        except GitError as wrong:
+            if wrong.kind not in _TRUTH_IS_ELSEWHERE:
+                raise explained(wrong) from wrong
+        except _MissingError:
+            pass
+        await self.rebuild()
+        try:
+            return parse((await self._call(call)).out)
+        except GitError as wrong:
+            raise explained(wrong) from wrong
+        except _MissingError as wrong:
+            raise StalledError(
+                f"{call.doing}: object {wrong} is missing even after fetching anew: run git fsck in the repository "
+                "and repair it"
+            ) from wrong
+
+    async def _call(self, call: "Call") -> Said:
+        return await self.run(*call.arguments, doing=call.doing, stdin=call.stdin, how=call.how)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A reading call, kept so that it can be made again."""
+
+    arguments: tuple[str, ...]
+    doing: str
+    stdin: bytes | None = None
+    how: How = How()
+
+
+class _MissingError(Exception):
+    """An object that should be here is not; the message is its id."""
+
+
+def _tracking(remote: Remote, ref: str) -> str:
+    return f"refs/llmgw/{remote.key}/{ref.removeprefix('refs/')}"
+
+
+def _listing(text: str, *, wanted: frozenset[str]) -> Listing:
+    refs: dict[str, Commit] = {}
+    head = None
+    for line in text.splitlines():
+        value, _, name = line.partition("\t")
+        if value.startswith("ref: ") and name == "HEAD":
+            head = value.removeprefix("ref: ")
+        elif is_commit(value) and (name in wanted or (not wanted and name.startswith("refs/heads/"))):
+            refs[name] = Commit(value)
+    return Listing(refs=refs, head=head)
+
+
+def _entries(out: bytes) -> tuple[Entry, ...]:
+    lines = out.decode("utf-8", "surrogateescape").split("\0")
+    return tuple(_entry(line) for line in lines if line)
+
+
+def _entry(line: str) -> Entry:
+    facts, _, path = line.partition("\t")
+    mode, kind, object_id = facts.split(" ")
+    return Entry(mode=mode, kind=kind, object=object_id, path=path)
+
+
+def _lines(objects: Sequence[str]) -> bytes:
+    return ("\n".join(objects) + "\n").encode()
+
+
+def _sizes(out: bytes) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for line in out.decode().splitlines():
+        object_id, _, size = line.partition(" ")
+        if size == "missing":
+            raise _MissingError(object_id)
+        sizes[object_id] = int(size)
+    return sizes
+
+
+def _contents(out: bytes, wanted: Sequence[str]) -> dict[str, bytes]:
+    contents: dict[str, bytes] = {}
+    position = 0
+    for object_id in wanted:
+        end = out.index(b"\n", position)
+        header = out[position:end].split()
+        if header[-1] == b"missing":
+            raise _MissingError(object_id)
+        size = int(header[2])
+        contents[object_id] = out[end + 1 : end + 1 + size]
+        position = end + 1 + size + 1
+    return contents
+
+
+def _leftovers(repository: Path) -> tuple[Path, ...]:
+    """What killed gits leave behind. Called under the lock only: nobody alive owns any of it."""
+    top = [*repository.glob("*.lock"), repository / "gc.pid"]
+    packs = repository / "objects" / "pack"
+    return (
+        *(path for path in top if path.exists()),
+        *repository.glob("refs/**/*.lock"),
+        *packs.glob("tmp_*"),
+        *packs.glob("*.lock"),
+        *packs.glob("*.keep"),
+    )

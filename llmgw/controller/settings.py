@@ -1,0 +1,336 @@
+"""The controller's own settings: one name each, from a flag, the environment or ``llmgw.yaml``, in that order."""
+
+import os
+import pwd
+import re
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from llmgw.controller.repo.refs import branch_ref, repository_path
+from llmgw.controller.repo.remote import Remote, remote_of
+from llmgw.manifests import yamltext
+from llmgw.model.ids import digest
+from llmgw.model.problems import InvalidError, Problem, Where
+
+FILE = "llmgw.yaml"
+DEFAULT_STATE_REF = "llmgw/state"
+_MAX_FILE = 64 * 1024  # bytes
+_DURATION = re.compile(r"^(\d+(?:\.\d+)?)(ms|s|m|h)$")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+NAMES = (
+    "repo",
+    "branch",
+    "path",
+    "stateRepo",
+    "stateRef",
+    "stateDir",
+    "secretFile",
+    "holder",
+    "endpointsFile",
+    "lockTimeout",
+)
+"""As written in llmgw.yaml. The flag is ``--state-ref``, the variable ``LLMGW_STATE_REF``."""
+
+LATER = ("verify", "sshIdentity")  # validated, and refused rather than ignored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything settled; paths are absolute. ``branch`` None: the one that the repository's HEAD names. ``path`` None:
+    ``manifests`` below ``base`` if the commit has it, else ``base``."""
+
+    repo: Remote
+    branch: str | None
+    path: str | None
+    base: str
+    state_repo: Remote
+    state_ref: str
+    state_dir: Path
+    secret_file: Path
+    holder: str
+    endpoints_file: Path | None
+    lock_timeout: float  # seconds
+    work_tree: Path | None  # top of the manifests' work tree, when it is on this machine
+    file: Path | None  # the llmgw.yaml that was read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Given:
+    """A setting as it was written: ``base`` is what relative paths count from, ``source`` is for messages."""
+
+    value: Any
+    base: Path
+    source: str
+    where: Where | None = None
+
+
+def variable(name: str) -> str:
+    """``stateRef`` -> ``LLMGW_STATE_REF``."""
+    return "LLMGW_" + re.sub(r"(?<!^)(?=[A-Z])", "_", name).upper()
+
+
+def flag(name: str) -> str:
+    """``stateRef`` -> ``--state-ref``."""
+    return "--" + re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower()
+
+
+def load_settings(
+    *,
+    flags: Mapping[str, str | None],
+    environ: Mapping[str, str],
+    cwd: Path,
+    config: str | None = None,
+) -> Settings:
+    """``flags`` by the names in :data:`NAMES`; None: not given. ``config`` (or LLMGW_CONFIG) names the file; else an
+    ``llmgw.yaml`` is looked for from ``cwd`` up to the top of the repository.
+
+    Raises InvalidError with every problem."""
+    top = enclosing_repository(cwd)
+    named = config or environ.get("LLMGW_CONFIG") or None
+    file = _absolute(named, cwd, environ) if named else _beside(cwd, top)
+    written = _read_file(file, must=named is not None) if file else {}
+    given = {
+        name: found for name in NAMES if (found := _given(name, flags, environ, written, cwd=cwd)) is not None
+    }
+    reader = _Reader(given, environ)
+    settings = _settle(reader, cwd=cwd, top=top, file=file)
+    if reader.problems:
+        raise InvalidError(tuple(reader.problems))
+    assert settings is not None
+    return settings
+
+
+def enclosing_repository(start: Path) -> Path | None:
+    """Top of the work tree (or the bare repository) that ``start`` lies in."""
+    for folder in (start, *start.parents):
+        if (folder / ".git").exists():
+            return folder
+        if (folder / "HEAD").is_file() and (folder / "objects").is_dir() and (folder / "refs").is_dir():
+            return folder
+    return None
+
+
+def _given(
+    name: str,
+    flags: Mapping[str, str | None],
+    environ: Mapping[str, str],
+    written: Mapping[str, _Given],
+    *,
+    cwd: Path,
+) -> _Given | None:
+    if (value := flags.get(name)) is not None:
+        return _Given(value=value, base=cwd, source=flag(name))
+    if value := environ.get(variable(name)):
+        return _Given(value=value, base=cwd, source=variable(name))
+    return written.get(name)
+
+
+def _settle(reader: "_Reader", *, cwd: Path, top: Path | None, file: Path | None) -> Settings | None:
+    repo = reader.remote("repo", default=top)
+    state_repo = reader.remote("stateRepo") or repo
+    if repo is None or state_repo is None:
+        if not reader.problems:
+            reader.problems.append(
+                Problem(
+                    what=f"{cwd} is in no Git repository, and none is named",
+                    instead="run this in the manifests' repository, or name it with --repo",
+                )
+            )
+        return None
+    work_tree = repo.local if repo.local and (repo.local / ".git").exists() else None
+    base = "."
+    if file is not None and work_tree is not None and file.parent.is_relative_to(work_tree):
+        base = str(file.parent.relative_to(work_tree))
+    branch = reader.checked("branch", lambda text: branch_ref(text, what="branch"))
+    path = reader.checked("path", lambda text: repository_path(text, what="path"))
+    state_ref = (
+        reader.checked("stateRef", lambda text: branch_ref(text, what="stateRef")) or DEFAULT_STATE_REF
+    )
+    short_branch = branch.removeprefix("refs/heads/") if branch else None
+    short_state = state_ref.removeprefix("refs/heads/")
+    if short_branch == short_state and repo.address == state_repo.address:
+        reader.problems.append(
+            Problem(
+                what=f"branch and stateRef are both {short_state}",
+                instead="keep the record on a branch of its own",
+            )
+        )
+    state_dir = reader.path("stateDir") or reader.default_state_dir(
+        repo, path or base, state_repo, short_state
+    )
+    return Settings(
+        repo=repo,
+        branch=short_branch,
+        path=path,
+        base=base,
+        state_repo=state_repo,
+        state_ref=short_state,
+        state_dir=state_dir,
+        secret_file=reader.path("secretFile") or state_dir / "secret",
+        holder=reader.holder(),
+        endpoints_file=reader.path("endpointsFile"),
+        lock_timeout=reader.duration("lockTimeout"),
+        work_tree=work_tree,
+        file=file,
+    )
+
+
+class _Reader:
+    """Turns what was written into values and collects what is wrong with it."""
+
+    def __init__(self, given: Mapping[str, _Given], environ: Mapping[str, str]) -> None:
+        self._given = given
+        self._environ = environ
+        self.problems: list[Problem] = []
+
+    def text(self, name: str) -> str | None:
+        given = self._given.get(name)
+        if given is None:
+            return None
+        if not isinstance(given.value, str) or not given.value or any(ord(c) < 32 for c in given.value):
+            self._wrong(given, f"{name} must be text in one line, got {given.value!r:.80}", "quote it")
+            return None
+        return given.value
+
+    def checked(self, name: str, check: Callable[[str], str]) -> str | None:
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            return check(text)
+        except InvalidError as wrong:
+            self._wrong(self._given[name], wrong.problems[0].what, wrong.problems[0].instead)
+            return None
+
+    def remote(self, name: str, *, default: Path | None = None) -> Remote | None:
+        text = self.text(name)
+        if text is None:
+            named = name in self._given
+            return remote_of(str(default), base=default, trusted=False) if default and not named else None
+        given = self._given[name]
+        try:
+            return remote_of(_home(text, self._environ), base=given.base, what=name)
+        except InvalidError as wrong:
+            self._wrong(given, wrong.problems[0].what, wrong.problems[0].instead)
+            return None
+
+    def path(self, name: str) -> Path | None:
+        text = self.text(name)
+        return None if text is None else _absolute(text, self._given[name].base, self._environ)
+
+    def duration(self, name: str) -> float:
+        given = self._given.get(name)
+        if given is None:
+            return 0.0
+        found = _DURATION.match(given.value) if isinstance(given.value, str) else None
+        if found is None and given.value not in {0, "0"}:
+            self._wrong(given, f"{name} must be a duration, got {given.value!r:.80}", "write 30s, 5m or 1h")
+            return 0.0
+        return float(found[1]) * _SECONDS[found[2]] if found else 0.0
+
+    def holder(self) -> str:
+        return self.text("holder") or f"{_user()}@{socket.gethostname()}"
+
+    def default_state_dir(self, repo: Remote, path: str, state_repo: Remote, state_ref: str) -> Path:
+        """One per fleet: the same for every run against the same repository, path and state branch."""
+        state_home = self._environ.get("XDG_STATE_HOME") or f"{self._environ.get('HOME') or '/'}/.local/state"
+        last = repo.address.rstrip("/").removesuffix("/.git").removesuffix(".git").rpartition("/")[2]
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", last.rpartition(":")[2]).strip(".-") or "fleet"
+        short = digest([repo.address, path, state_repo.address, state_ref])[:8]
+        return Path(state_home) / "llmgw" / f"{name}-{short}"
+
+    def _wrong(self, given: _Given, what: str, instead: str) -> None:
+        told = what if given.where else f"{given.source}: {what}"
+        self.problems.append(Problem(where=given.where, what=told, instead=instead))
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container's user without an entry
+        return f"uid{os.getuid()}"
+
+
+def _home(text: str, environ: Mapping[str, str]) -> str:
+    home = environ.get("HOME")
+    return f"{home}{text[1:]}" if home and (text == "~" or text.startswith("~/")) else text
+
+
+def _absolute(text: str, base: Path, environ: Mapping[str, str]) -> Path:
+    return Path(os.path.normpath(base / _home(text, environ)))
+
+
+# ---- llmgw.yaml ----------------------------------------------------------------------------------------------
+
+
+def _beside(cwd: Path, top: Path | None) -> Path | None:
+    """The nearest one above, within the repository. Outside of any only the folder itself is looked at."""
+    for folder in (cwd, *cwd.parents):
+        if (folder / FILE).is_file():
+            return folder / FILE
+        if folder == top or top is None:
+            return None
+    return None
+
+
+def _read_file(file: Path, *, must: bool) -> dict[str, _Given]:
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(_MAX_FILE + 1)
+    except OSError as wrong:
+        if not must and isinstance(wrong, FileNotFoundError):
+            return {}
+        raise InvalidError(
+            (
+                Problem(
+                    where=Where(file=str(file)),
+                    what=f"the settings can't be read: {wrong.strerror or wrong}",
+                    instead="give the right path with --config",
+                ),
+            )
+        ) from wrong
+    if len(data) > _MAX_FILE:
+        raise InvalidError(
+            (Problem(where=Where(file=str(file)), what=f"more than {_MAX_FILE} bytes", instead="shorten it"),)
+        )
+    return _parsed(file, data)
+
+
+def _parsed(file: Path, data: bytes) -> dict[str, _Given]:
+    """``key: value`` lines; everything that is wrong at once."""
+    documents, problems = yamltext.read(str(file), data)
+    if len(documents) > 1 or (documents and not isinstance(documents[0].data, dict)):
+        problems.append(
+            Problem(where=Where(file=str(file)), what="no settings", instead="write key: value lines")
+        )
+    if problems:
+        raise InvalidError(tuple(problems))
+    if not documents:
+        return {}
+    document = documents[0]
+    given: dict[str, _Given] = {}
+    for key, value in document.data.items():
+        line, column = document.keys.get(key, (0, 0))
+        where = Where(file=str(file), line=line, column=column)
+        if problem := _key_problem(key, where):
+            problems.append(problem)
+        else:
+            given[key] = _Given(value=value, base=file.parent, source=str(file), where=where)
+    if problems:
+        raise InvalidError(tuple(problems))
+    return given
+
+
+def _key_problem(key: Any, where: Where) -> Problem | None:
+    if key in NAMES:
+        return None
+    if key in LATER:
+        return Problem(where=where, what=f"{key} is not supported yet", instead="leave it out")
+    near = get_close_matches(str(key), NAMES, n=1, cutoff=0.5)
+    instead = f"did you mean {near[0]}?" if near else f"known are {', '.join(NAMES)}"
+    return Problem(where=where, what=f"unknown setting {key!r:.80}", instead=instead)
