@@ -1,0 +1,64 @@
+"""What manifests may already say and llmgw does not do yet: refused by name, never accepted and ignored.
+
+Whoever builds one of these deletes its line.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from llmgw.core.adapter import EngineAdapter
+from llmgw.model.manifest import Dirs, Manifests, ProfileSpec, Unreachable
+from llmgw.model.problems import Problem
+
+NOT_YET: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
+    # kind, path, is it asked for?, what to write instead
+    ("Fleet", "spec.unreachable", lambda spec: spec.unreachable != Unreachable(), "leave it out"),
+    ("Fleet", "spec.agent.version", lambda spec: spec.agent.version is not None, "leave it out"),
+    ("Fleet", "spec.syncWindows", lambda spec: bool(spec.sync_windows), "leave it out"),
+    ("Fleet", "spec.suspend", lambda spec: spec.suspend, "leave it out"),
+    ("Node", "spec.transport", lambda spec: spec.transport == "ssh", "write `transport: local`"),
+    ("Node", "spec.ssh", lambda spec: spec.ssh is not None and spec.transport != "ssh", "leave it out"),
+    ("Node", "spec.fabrics", lambda spec: bool(spec.fabrics), "leave it out"),
+    ("Node", "spec.dirs", lambda spec: spec.dirs != Dirs(), "write local.workDir"),
+    ("Node", "spec.engineUser", lambda spec: spec.engine_user is not None, "leave it out"),
+    ("Node", "spec.drain", lambda spec: spec.drain, "write `cordon: true`, which keeps new shards away"),
+    ("Profile", "spec.nodes", lambda spec: spec.nodes > 1, "write `nodes: 1`"),
+    ("Profile", "spec.launch", lambda spec: spec.launch == "ray", "leave it out"),
+    ("Profile", "spec.fabric", lambda spec: spec.fabric != "none", "leave it out"),
+    (
+        "Model",
+        "spec.source.huggingFace",
+        lambda spec: spec.source.hugging_face is not None,
+        "write path, url or pip",
+    ),
+    ("Model", "spec.adapters", lambda spec: bool(spec.adapters), "leave it out"),
+    ("Model", "spec.maxLoadedAdapters", lambda spec: spec.max_loaded_adapters > 0, "leave it out"),
+)
+
+
+def problems(manifests: Manifests, adapters: Mapping[str, EngineAdapter]) -> Iterator[Problem]:
+    by_kind = {
+        "Fleet": (manifests.fleet,) if manifests.fleet else (),
+        "Node": manifests.nodes,
+        "Profile": manifests.profiles,
+        "Model": manifests.models,
+    }
+    for kind, path, asked_for, instead in NOT_YET:
+        for manifest in by_kind[kind]:
+            if asked_for(manifest.spec):
+                value = " (the default)" if path not in manifest.marks else ""
+                what = f"{path}{_shown(path, manifest.spec)}{value} is not supported yet"
+                yield Problem(what=what, instead=instead, where=manifest.at(path))
+    for manifest in manifests.profiles:
+        if isinstance(manifest.spec, ProfileSpec) and manifest.spec.engine.name not in adapters:
+            yield Problem(
+                what=f"the engine {manifest.spec.engine.name} is not supported yet",
+                instead=f"write one of {', '.join(sorted(adapters))}",
+                where=manifest.at("spec.engine.name"),
+            )
+
+
+def _shown(path: str, spec: Any) -> str:
+    """The value, where it is a single word or number."""
+    value = getattr(spec, path.removeprefix("spec."), None)
+    return f": {value}" if isinstance(value, str) or type(value) is int else ""
