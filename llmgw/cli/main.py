@@ -156,6 +156,11 @@ def _failed(failed: Exception) -> int:
         case click.ClickException():
             failed.show()
             return output.exit_code(failed)
+        case _:
+            return _told(failed)
+
+
+def _told(failed: Exception) -> int:
     from llmgw.cli.environment import debugging  # noqa: PLC0415 - only when something failed
 
     if debugging():

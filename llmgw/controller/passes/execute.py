@@ -146,7 +146,7 @@ class _Execution:
         if node is None:
             return _failed(f"node {step.node} is not in the manifests any more: put it back to command it")
         async with self._lanes.lane(node.name):
-            if self._halt:
+            if self._halt.called:
                 return StepResult(outcome=StepOutcome.DEFERRED, error=self._halt.reason)
             self._progress.step(step, None)
             return await self._until_answered(step, node)

@@ -13,7 +13,8 @@ class Halt:
         self.outcome: Outcome | None = None
         self.reason = ""
 
-    def __bool__(self) -> bool:
+    @property
+    def called(self) -> bool:
         return self.outcome is not None
 
     def now(self, outcome: Outcome, reason: str) -> None:

@@ -59,7 +59,7 @@ async def _attempt(
     await _check_commit(fleet, request, prepared)
     if request.approve is not None:
         request.approve(plan)
-    if halt:
+    if halt.called:
         return PassResult(
             prepared=prepared, plan=plan, record=prepared.record, outcome=halt.outcome, halted=halt.reason
         )

@@ -58,10 +58,10 @@ async def settle(
         return so_far.told()  # its plan ends where the nodes' facts begin: it must be made again
     watch = Watch(links, first.prepared.desired.nodes, progress)
     try:
-        while not halt and not so_far.settled():
+        while not halt.called and not so_far.settled():
             await watch.follow(_watched(so_far.last))
             await watch.woken(so_far.patience(), halt)
-            if not halt:
+            if not halt.called:
                 onward = _onward(request, so_far.last)
                 so_far.add(await one_pass(fleet, onward, links=links, halt=halt, progress=progress))
     except SupersededError as moved:
@@ -72,7 +72,7 @@ async def settle(
         so_far.end(f"waiting ended: {failed}")
     finally:
         await watch.close()
-    if halt:
+    if halt.called:
         so_far.end(halt.reason)
     return so_far.told()
 
@@ -190,7 +190,7 @@ class Watch:
                 for task in (wake, stop):
                     task.cancel()
                 await asyncio.gather(wake, stop, return_exceptions=True)
-            if self._wake.is_set() and not halt:
+            if self._wake.is_set() and not halt.called:
                 await asyncio.sleep(GATHER)
         self._wake.clear()
 
