@@ -15,11 +15,10 @@ import marshal
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, TypeVar
 
 from llmgw.model.ids import Commit, FleetId
-from llmgw.model.manifest import Engine, ModelSpec, ProfileSpec, Source
 from llmgw.model.plan import Plan
 from llmgw.model.record import (
     FORMAT,
@@ -31,7 +30,7 @@ from llmgw.model.record import (
     ReplicaRecord,
     ReplicaSpec,
 )
-from llmgw.wire.codec import CodecError, dumps_readable, from_json, to_json
+from llmgw.wire.codec import CodecError, dumps_readable, from_json
 
 T = TypeVar("T")
 
@@ -211,16 +210,11 @@ def _structured(kind: type[T], path: str, parsed: Any) -> T:
         raise LayoutError(path, str(wrong)) from wrong
 
 
-_SOME_SPEC = to_json(
-    ReplicaSpec(
-        model=ModelSpec(source=Source(), profile=""),
-        profile_name="",
-        profile=ProfileSpec(engine=Engine(name="sim")),
-        served_name="",
-        key_id="",
-    )
+_REST = tuple(part for part in fields(ReplicaRecord) if part.name != "spec")
+_Rest: Any = make_dataclass(
+    "ReplicaRest", [(part.name, part.type, part) for part in _REST], kw_only=True, slots=True
 )
-"""Stands in while the rest of a replica is decoded."""
+"""A replica without its spec."""
 
 
 class _Shared:
@@ -241,8 +235,9 @@ def _replica(path: str, data: bytes, specs: _Shared) -> ReplicaRecord:
     parsed = _json(path, data)
     if not isinstance(parsed, dict) or "spec" not in parsed:
         return _structured(ReplicaRecord, path, parsed)  # says what is wrong with it
-    spec = specs.spec(path, parsed["spec"])
-    return replace(_structured(ReplicaRecord, path, {**parsed, "spec": _SOME_SPEC}), spec=spec)
+    spec = specs.spec(path, parsed.pop("spec"))
+    rest = _structured(_Rest, path, parsed)
+    return ReplicaRecord(spec=spec, **{part.name: getattr(rest, part.name) for part in _REST})
 
 
 def _check_names(
