@@ -10,6 +10,7 @@ below ``work`` (0711)   mode   what
 ``agent.log``           0600   what the agent logs
 ``state``               0700   owner and fence
 ``shards`` ``jobs``     0700   standing orders
+``status``              0700   what the shims say of the engines' ends
 ``logs`` ``journal``    0700   the engines' output; what happened
 ``weights`` ``engines`` 0755   what jobs bring
 ``home``                0711   the engines' homes, each 0700
@@ -40,6 +41,7 @@ FOLDERS: Mapping[str, int] = {
     "state": 0o700,
     "shards": 0o700,
     "jobs": 0o700,
+    "status": 0o700,
     "logs": 0o700,
     "journal": 0o700,
     "home": 0o711,
@@ -140,6 +142,15 @@ def read_pretended(places: Layout) -> Facts:
     """What the node pretends to be. Unknown fields are refused: a misspelt one would silently mean nothing."""
     facts = codec_file(Facts, places.pretended, limit=MAX_PRETENDED, strict=True)
     return replace(facts, gpu_source="pretended")
+
+
+def pretended_bytes(places: Layout) -> bytes:
+    """What the settings' digest covers of the pretended facts; empty when there are none."""
+    try:
+        with places.pretended.open("rb") as file:
+            return file.read(MAX_PRETENDED)
+    except OSError:
+        return b""
 
 
 def codec_file(kind: type[codec.T], file: Path, *, limit: int, strict: bool) -> codec.T:

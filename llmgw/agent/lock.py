@@ -1,0 +1,58 @@
+"""One agent a work directory: a kernel lock that ends with the process, and who holds it."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmgw.agent.settings import LOCK
+from llmgw.model.problems import HeldError, StalledError
+from llmgw.wire import codec
+
+MAX_HOLDER = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """The agent that holds the lock. ``start`` is field 22 of its /proc/PID/stat; ``settings`` the digest of what it was
+    started with, so that others can tell whether it has the settings that it should have."""
+
+    pid: int
+    start: int
+    version: str
+    settings: str
+
+
+def read_holder(work: Path) -> Holder | None:
+    """None when nobody has written there, or not what we can read."""
+    try:
+        with (work / LOCK).open("rb") as file:
+            return codec.loads(Holder, file.read(MAX_HOLDER), strict=False)
+    except (OSError, codec.CodecError):
+        return None
+
+
+@contextmanager
+def only_agent(work: Path, holder: Holder) -> Iterator[None]:
+    """Holds the lock. Raises HeldError naming the agent that has it."""
+    file = work / LOCK
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as wrong:
+        raise StalledError(f"opening {file}: {wrong.strerror}: see to that directory") from wrong
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = read_holder(work)
+            named = f" (pid {other.pid}, version {other.version})" if other else ""
+            raise HeldError(
+                f"starting an agent in {work}: another one{named} runs there: stop it first"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, codec.dumps(holder), 0)
+        yield
+    finally:
+        os.close(descriptor)
