@@ -15,7 +15,7 @@ from openai import OpenAI
 
 RUNTIME = Path(__file__).parents[2] / "llmgw" / "runtime"
 KEY = "test-key-Zx81"
-DEADLINE = 60.0
+DEADLINE = 120.0
 T = TypeVar("T")
 
 
