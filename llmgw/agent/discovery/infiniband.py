@@ -23,12 +23,6 @@ def infiniband_ports(root: Path = ROOT) -> tuple[HcaPort, ...]:
     )
 
 
-def gid_at(device: str, port: int, index: int, root: Path = ROOT) -> str | None:
-    """One entry of the GID table as it is right now."""
-    gid = _read(root / device / "ports" / str(port) / "gids" / str(index))
-    return None if not gid or _NO_GID.match(gid) else gid
-
-
 def _port(device: Path, folder: Path) -> HcaPort:
     state = _read(folder / "state").partition(":")[2].strip() or "UNKNOWN"
     rate = re.match(r"[\d.]+", _read(folder / "rate"))

@@ -43,16 +43,3 @@ def listening(ports: PortRange, proc: Path = Path("/proc")) -> tuple[int, ...]:
             if len(cells) > 3 and cells[3] == _LISTEN:
                 found.add(int(cells[1].rpartition(":")[2], 16))
     return tuple(sorted(port for port in found if ports.from_port <= port <= ports.to_port))
-
-
-def port_free(host: str, port: int) -> bool:
-    """Whether an engine could listen there now."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as candidate:
-        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            candidate.bind((host, port))
-            candidate.listen(1)
-        except OSError:
-            return False
-    return True

@@ -2,17 +2,17 @@
 are told all the same. A node that pretends shows what its file says instead."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from llmgw.agent.discovery.gpus import GpuDiscovery, GpuSample
 from llmgw.agent.discovery.host import host_facts
-from llmgw.agent.discovery.infiniband import ROOT, gid_at, infiniband_ports
-from llmgw.agent.discovery.network import interfaces, listening, port_free
+from llmgw.agent.discovery.infiniband import ROOT, infiniband_ports
+from llmgw.agent.discovery.network import interfaces, listening
 from llmgw.agent.settings import Layout, read_pretended
-from llmgw.model.facts import Facts, Gpu
+from llmgw.model.facts import Facts, Gpu, GpuProcess
 from llmgw.model.manifest import PortRange
 from llmgw.model.problems import LlmgwError
 
@@ -21,13 +21,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """Looks at this machine. ``pretends``: the GPUs, adapters and whatever else ``pretended.json`` names come from there."""
+    """Looks at this machine. ``owner`` tells the shard that a process provably belongs to. ``pretends``: the GPUs, adapters and whatever else ``pretended.json`` names come from there."""
 
     places: Layout
     ports: PortRange
     gpus: GpuDiscovery
+    owner: Callable[[int], Awaitable[str | None]]
     pretends: bool = False
     sysfs: Path = ROOT
+
+    async def sample(self) -> tuple[Gpu, ...]:
+        """The seam Gpus: as they are right now."""
+        if self.pretends:
+            return (await asyncio.to_thread(read_pretended, self.places)).gpus
+        return await self._with_owners((await self.gpus.sample()).gpus)
 
     async def look(self) -> Facts:
         problems: list[str] = []
@@ -50,7 +57,11 @@ class Survey:
             )
             problems += sample.problems
             facts = replace(
-                facts, gpus=sample.gpus, gpu_source=sample.source, driver=sample.driver, hca_ports=hcas
+                facts,
+                gpus=await self._with_owners(sample.gpus),
+                gpu_source=sample.source,
+                driver=sample.driver,
+                hca_ports=hcas,
             )
         return replace(facts, problems=(*facts.problems, *problems))
 
@@ -59,6 +70,18 @@ class Survey:
             return await self.gpus.sample()
         except Exception as wrong:  # noqa: BLE001 - failing discovery is reported, never fatal
             return GpuSample(problems=(f"looking at GPUs: {type(wrong).__name__}: {wrong}",))
+
+    async def _with_owners(self, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+        """Whose memory it is: what isn't provably a shard's is foreign."""
+        return tuple(
+            [
+                replace(gpu, processes=tuple([await self._named(process) for process in gpu.processes]))
+                for gpu in gpus
+            ]
+        )
+
+    async def _named(self, process: GpuProcess) -> GpuProcess:
+        return replace(process, shard=await self.owner(process.pid))
 
 
 def _attempt(what: str, look: Callable[[], T], otherwise: T, problems: list[str]) -> T:
@@ -84,45 +107,3 @@ def pretend(real: Facts, pretended: Facts) -> Facts:
     return replace(
         real, **{**named, "gpus": pretended.gpus, "hca_ports": pretended.hca_ports, "gpu_source": "pretended"}
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SurveyChecks:
-    """What a launch asks just before exec, answered from the machine right now: both seams, Gpus and NodeChecks."""
-
-    survey: Survey
-
-    async def sample(self) -> tuple[Gpu, ...]:
-        if self.survey.pretends:
-            return (await self.survey.look()).gpus
-        return (await self.survey.gpus.sample()).gpus
-
-    async def addresses(self) -> frozenset[str]:
-        facts = await self.survey.look() if self.survey.pretends else None
-        found = facts.interfaces if facts is not None else await asyncio.to_thread(interfaces)
-        real = await asyncio.to_thread(interfaces)
-        return frozenset(address for one in (*found, *real) for address in one.addresses)
-
-    async def gid(self, device: str, port: int, index: int) -> str | None:
-        if self.survey.pretends:
-            facts = await self.survey.look()
-            return next(
-                (
-                    gid.gid
-                    for hca in facts.hca_ports
-                    if (hca.device, hca.port) == (device, port)
-                    for gid in hca.gids
-                    if gid.index == index
-                ),
-                None,
-            )
-        return await asyncio.to_thread(gid_at, device, port, index, self.survey.sysfs)
-
-    async def port_free(self, host: str, port: int) -> bool:
-        return port_free(host, port)
-
-    async def path_exists(self, path: str) -> bool:
-        return await asyncio.to_thread(Path(path).exists)
-
-    async def memory_total(self) -> int:
-        return (await self.survey.look()).memory_total
