@@ -39,7 +39,7 @@ def engine_problems(model: DesiredModel, *, version_needed: bool, example: str) 
 
 def gpu_problems(model: DesiredModel) -> Iterator[Problem]:
     gpus = model.profile.gpus
-    if gpus.share is not None and gpus.per_node != 1:
+    if gpus.share is not None and gpus.per_node > 1:
         yield Problem(
             what=f"spec.gpus.share: a share is a part of one GPU, but perNode is {gpus.per_node}",
             instead="write perNode: 1, or leave share out",
@@ -103,6 +103,12 @@ def take(args: tuple[str, ...], names: frozenset[str]) -> tuple[str | None, tupl
         else:
             value = attached if equals else next(rest, "")
     return value, tuple(left)
+
+
+def place_of(args: tuple[str, ...], names: frozenset[str]) -> str:
+    """The manifest path of the flag that :func:`take` takes."""
+    places = [index for index, arg in enumerate(args) if arg.partition("=")[0] in names]
+    return f"spec.args[{places[-1]}]"
 
 
 def stated_need(model: DesiredModel, *, ports: int) -> Need:

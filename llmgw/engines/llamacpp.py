@@ -219,7 +219,7 @@ def _count_problems(model: DesiredModel) -> Iterator[Problem]:
         slots, _ = checks.take(args, SLOTS)
         if slots is not None and not (slots.isascii() and slots.isdigit() and 1 <= int(slots) <= 256):
             yield Problem(
-                what=f"spec.args: -np {slots!r} is no number of slots",
+                what=f"{checks.place_of(args, SLOTS)}: {slots!r} is no number of slots for -np",
                 instead="write a number from 1 to 256: the context is maxModelLen times as large",
             )
         layers, _ = checks.take(args, LAYERS)
@@ -227,11 +227,11 @@ def _count_problems(model: DesiredModel) -> Iterator[Problem]:
             continue
         if model.profile.gpus.per_node == 0:
             yield Problem(
-                what="spec.args: -ngl puts layers on GPUs, but gpus.perNode is 0",
+                what=f"{checks.place_of(args, LAYERS)}: -ngl puts layers on GPUs, but gpus.perNode is 0",
                 instead="leave it out, or write gpus.perNode: 1",
             )
         elif not (layers.isascii() and layers.isdigit()) and layers not in {"auto", "all"}:
             yield Problem(
-                what=f"spec.args: -ngl {layers!r} is no number of layers",
+                what=f"{checks.place_of(args, LAYERS)}: {layers!r} is no number of layers for -ngl",
                 instead="write a number, auto or all",
             )
