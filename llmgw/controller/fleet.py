@@ -67,7 +67,7 @@ class FleetSecret(Protocol):
 class Fleet:
     """``first_id`` becomes the fleet's id if it has no record yet. ``lock`` keeps other passes of this machine out:
     entered with the seconds to wait for them, it raises HeldError naming the holder. ``environment`` is where
-    ``fromEnv`` values come from."""
+    ``fromEnv`` values come from; ``learn`` is told every secret that is looked up, so that it never shows."""
 
     name: str
     source: Source
@@ -82,4 +82,4 @@ class Fleet:
     actor: str
     trigger: str = "manual"
     environment: Mapping[str, str]
-    tool_version: str
+    learn: Callable[[str], object]

@@ -5,6 +5,7 @@ They are looked up when they are sent and go nowhere else.
 
 from collections.abc import Callable, Mapping
 
+from llmgw.controller.fleet import Fleet
 from llmgw.controller.secrets import replica_key, resolve
 from llmgw.model.desired import Desired
 from llmgw.model.ids import ReplicaId
@@ -15,13 +16,13 @@ from llmgw.model.record import Record
 
 
 def secrets_for(
-    record: Record, desired: Desired, secret: bytes, environment: Mapping[str, str]
+    fleet: Fleet, record: Record, desired: Desired, secret: bytes
 ) -> Callable[[Step], Mapping[str, str]]:
     """``record`` is the intent: it holds the spec that each replica is started with."""
 
     def of(step: Step) -> Mapping[str, str]:
         assert step.launch is not None
-        values = {"key": replica_key(secret, ReplicaId(step.launch.replica))}
+        values: dict[str, str] = {"key": replica_key(secret, ReplicaId(step.launch.replica))}
         for name in step.launch.secrets:
             reference = _reference(name, step, record, desired)
             if reference is None:
@@ -29,7 +30,9 @@ def secrets_for(
                     f"step {step.id} needs the secret {name}, which neither the model, its profile nor the node names: "
                     "plan again"
                 )
-            values[name] = str(resolve(reference, environment))
+            values[name] = resolve(reference, fleet.environment)
+        for value in values.values():
+            fleet.learn(value)
         return values
 
     return of

@@ -19,6 +19,7 @@ class Links:
         self._open: dict[str, Link] = {}
         self._opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.fleet: FleetId | None = None
+        self.whoever = False  # take an agent as it is, whichever fleet it belongs to: only to look
 
     async def to(self, node: DesiredNode) -> Link:
         """The connection to a node, opened if there is none. Raises what Transport.connect raises."""
@@ -34,7 +35,7 @@ class Links:
 
     def _stranger(self, node: DesiredNode, link: Link) -> str:
         owner = link.hello.fleet
-        if owner is None or owner == self.fleet:
+        if owner is None or owner == self.fleet or self.whoever:
             return ""
         if self.fleet is None:
             return (

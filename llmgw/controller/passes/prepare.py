@@ -11,6 +11,7 @@ from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.observe import observe, unasked
 from llmgw.controller.repo.records import Stored
+from llmgw.controller.secrets import require_key
 from llmgw.core.planner import PlanOptions, plan
 from llmgw.model.desired import Desired
 from llmgw.model.ids import Commit, key_id
@@ -98,11 +99,7 @@ async def _goes_back(fleet: Fleet, commit: Commit | None, record: Record) -> boo
 def _first_record(fleet: Fleet, wish: Wish) -> Record:
     """An empty record. Its key id is that of the secret, which an offline plan does not make."""
     secret = fleet.secret.load() if wish.offline else fleet.secret.make()
-    return Record(
-        fleet=fleet.first_id,
-        key_id=key_id(secret) if secret else "",
-        tool_version=fleet.tool_version,
-    )
+    return Record(fleet=fleet.first_id, key_id=key_id(secret) if secret else "")
 
 
 def own_secret(fleet: Fleet, record: Record) -> bytes:
@@ -113,9 +110,5 @@ def own_secret(fleet: Fleet, record: Record) -> bytes:
             f"fleet secret {record.key_id} is not on this machine: copy it from where the fleet was applied before to "
             f"{fleet.secret.place} (mode 0600), or give it in LLMGW_SECRET"
         )
-    if key_id(secret) != record.key_id:
-        raise StalledError(
-            f"the secret in {fleet.secret.place} is {key_id(secret)}, and the fleet's keys are made from {record.key_id}: "
-            f"copy the secret named {record.key_id} from where the fleet was applied before"
-        )
+    require_key(secret, recorded=record.key_id, place=fleet.secret.place)
     return secret

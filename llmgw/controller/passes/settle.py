@@ -4,9 +4,6 @@ Between passes nobody holds the lock. What wakes the next pass is what agents te
 only stands by for what they can't tell.
 """
 
-import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from llmgw.controller.fleet import Fleet
@@ -15,28 +12,18 @@ from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.progress import Progress
 from llmgw.controller.passes.reconcile import one_pass
 from llmgw.controller.passes.values import PassRequest, PassResult, SupersededError
-from llmgw.model.desired import DesiredNode
+from llmgw.controller.passes.watch import Watch
 from llmgw.model.plan import StepKind
 from llmgw.model.problems import HeldError, LlmgwError
-from llmgw.model.report import JobState, Reach, ShardState
-from llmgw.wire.messages import WatchEvent, WatchParams
 
 LOOK_AGAIN = 15.0
 """Seconds after which a pass looks by itself: an agent may have been restarted and its stream lost."""
-GATHER = 0.1
-"""Seconds to wait after a wake-up: ranks and replicas get ready in groups."""
 SAME_AGAIN = 3
 """Passes with the very same commands, after which they are taken not to help."""
 TURN_TIMEOUT = 30.0
 """Seconds that a later pass waits for somebody else's: the work is begun, giving up at once would leave it so."""
 RETRY_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 """Seconds before what failed is tried again; doubled each time."""
-
-_WAKING_SHARD = frozenset(
-    state.value for state in (ShardState.READY, ShardState.STOPPED, ShardState.FAILED, ShardState.BACKOFF)
-)
-_WAKING_JOB = frozenset(state.value for state in (JobState.DONE, JobState.FAILED, JobState.CANCELLED))
-_QUIET = (_WAKING_SHARD - {ShardState.BACKOFF.value}) | _WAKING_JOB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +46,7 @@ async def settle(
     watch = Watch(links, first.prepared.desired.nodes, progress)
     try:
         while not halt.called and not so_far.settled():
-            await watch.follow(_watched(so_far.last))
+            await watch.follow(so_far.last)
             await watch.woken(so_far.patience(), halt)
             if not halt.called:
                 onward = _onward(request, so_far.last)
@@ -138,75 +125,3 @@ class _SoFar:
         if any(step.kind in opened for step in self.last.plan.commands if step.id in done):
             return 0  # what comes after can be done at once
         return LOOK_AGAIN
-
-
-def _watched(last: PassResult) -> tuple[str, ...]:
-    """Nodes where something may happen that the next pass waits for."""
-    busy = {step.node for step in last.plan.steps if step.node is not None}
-    for name, node in last.prepared.observed.nodes.items():
-        if node.reach is Reach.OK and node.report is not None:
-            states = (it.state for it in (*node.report.shards, *node.report.jobs))
-            if any(state not in _QUIET for state in states):
-                busy.add(name)
-    return tuple(sorted(busy & set(last.prepared.desired.nodes)))
-
-
-class Watch:
-    """The ``watch`` streams of nodes: everything goes to the progress, what changes the plan wakes the waiter."""
-
-    def __init__(self, links: Links, nodes: Mapping[str, DesiredNode], progress: Progress) -> None:
-        self._links = links
-        self._nodes = nodes
-        self._progress = progress
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._wake = asyncio.Event()
-
-    async def follow(self, names: Sequence[str]) -> None:
-        """Watch these nodes and no others; a stream that ended is opened again."""
-        for name in set(self._tasks) - set(names):
-            await self._end(name)
-        for name in names:
-            task = self._tasks.get(name)
-            if task is None or task.done():
-                self._tasks[name] = asyncio.create_task(self._stream(self._nodes[name]), name=f"watch {name}")
-
-    async def _stream(self, node: DesiredNode) -> None:
-        """Until the stream ends; a node that can't be watched is left to the timer."""
-        with suppress(LlmgwError, OSError):
-            link = await self._links.to(node)
-            async for event in link.stream("watch", WatchParams(), WatchEvent):
-                self._progress.seen(node.name, event)
-                if _changes_the_plan(event):
-                    self._wake.set()
-
-    async def woken(self, timeout: float, halt: Halt) -> None:
-        """Until something happened, ``timeout`` seconds went by, or the waiting is over."""
-        if timeout > 0:
-            wake = asyncio.create_task(self._wake.wait())
-            stop = asyncio.create_task(halt.sleep(timeout))
-            try:
-                await asyncio.wait({wake, stop}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in (wake, stop):
-                    task.cancel()
-                await asyncio.gather(wake, stop, return_exceptions=True)
-            if self._wake.is_set() and not halt.called:
-                await asyncio.sleep(GATHER)
-        self._wake.clear()
-
-    async def close(self) -> None:
-        for name in tuple(self._tasks):
-            await self._end(name)
-
-    async def _end(self, name: str) -> None:
-        task = self._tasks.pop(name)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-def _changes_the_plan(event: WatchEvent) -> bool:
-    if event.resync:
-        return True
-    if event.shard is not None and event.shard.state in _WAKING_SHARD:
-        return True
-    return event.job is not None and event.job.state in _WAKING_JOB

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from llmgw.model.ids import Commit
 from llmgw.model.plan import Action, Plan, Step, StepKind, StepOutcome, StepResult
-from llmgw.model.record import Outcome, PassRecord
+from llmgw.model.record import Outcome, PassRecord, Record
 from llmgw.model.report import JournalEntry, Observed
 
 SUBJECT_LENGTH = 120
@@ -142,6 +142,19 @@ def news_message(news: Sequence[str], passed: PassRecord | None) -> str:
     )
     return _message(
         shortened(subject, SUBJECT_LENGTH), [f"- {line}" for line in news[:LINES]], trailers_of=passed
+    )
+
+
+def recover_message(record: Record, *, left_alone: Sequence[str], unreachable: Mapping[str, str]) -> str:
+    """The first commit of a record that was lost."""
+    count = len(record.replicas)
+    found = f"{count} replica{'s' * (count != 1)} on {len(record.nodes)} node{'s' * (len(record.nodes) != 1)}"
+    return _message(
+        f"Rebuild the record from the agents: {found}",
+        [f"- {replica.id}: {replica.phase.value}" for replica in record.replicas.values()],
+        [f"- left alone: {line}" for line in left_alone],
+        [f"- not asked: {name}: {error}" for name, error in sorted(unreachable.items())],
+        passed=record.last_pass,
     )
 
 

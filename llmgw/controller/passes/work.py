@@ -5,7 +5,8 @@ knows what was meant and asks the agents what became of it.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from llmgw.controller.fleet import Fleet
@@ -28,6 +29,7 @@ from llmgw.wire.codec import to_json
 
 NEWER_COMMIT_EVERY = 10.0
 """Seconds between looks whether a newer commit supersedes the pass at work."""
+ERRORS_KEPT = 20
 SPENT_KEPT = 100
 """Digests of applied plans that the record remembers: far more than anybody keeps files of."""
 
@@ -69,7 +71,7 @@ class Work:
         spent = prepared.record.spent_plans
         if self.request.saved is not None:
             spent = (*spent, self.request.saved.digest)[-SPENT_KEPT:]
-        return replace(record, spent_plans=spent, tool_version=self.fleet.tool_version)
+        return replace(record, spent_plans=spent)
 
     async def record_only(self, progress: Progress) -> PassResult:
         """No agent is commanded: one commit says it all."""
@@ -101,9 +103,9 @@ class Work:
             fence=Fence(fleet=intent.fleet, serial=intent.serial, intent=version),
             nodes=prepared.desired.nodes,
             links=links,
-            secrets=secrets_for(intent, prepared.desired, secret, fleet.environment),
+            secrets=secrets_for(fleet, intent, prepared.desired, secret),
         )
-        async with _watching(self, tenure, halt):
+        async with _duties(self, tenure, halt):
             results = await execute(self.plan, errand, halt=halt, progress=progress)
         record, passed = self._ended(intent, results, halt)
         told = outcome_message(self.plan, passed, results)
@@ -125,7 +127,7 @@ class Work:
                 f"{name}: {result.error}"
                 for name, result in results.items()
                 if result.outcome in (StepOutcome.FAILED, StepOutcome.UNKNOWN)
-            ),
+            )[:ERRORS_KEPT],
         )
         return replace(record, last_pass=passed), passed
 
@@ -148,28 +150,24 @@ class Work:
                 halt.now(Outcome.SUPERSEDED, f"commit {newest[:10]} is newer than {commit[:10]}")
 
 
-class _watching:  # noqa: N801 - read as a word after `async with`
+@asynccontextmanager
+async def _duties(work: Work, tenure: Tenure, halt: Halt) -> AsyncIterator[None]:
     """While commands are out: keep the lease, and look whether a newer commit supersedes this one."""
-
-    def __init__(self, work: Work, tenure: Tenure, halt: Halt) -> None:
-        serial = work.passed.serial
-        self._duties = [tenure.keep(work.fleet, halt, message=_renewal(work.plan, work.passed, serial))]
-        pinned = work.request.wish.commit is not None or work.request.saved is not None
-        if not pinned:
-            self._duties.append(work.superseded(halt))
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def __aenter__(self) -> None:
-        self._tasks = [asyncio.create_task(duty) for duty in self._duties]
-
-    async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
+    duties = [tenure.keep(work.fleet, halt, message=_renewal(work.plan, work.passed))]
+    pinned = work.request.wish.commit is not None or work.request.saved is not None
+    if not pinned:
+        duties.append(work.superseded(halt))
+    tasks = [asyncio.create_task(duty) for duty in duties]
+    try:
+        yield
+    finally:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _renewal(plan: Plan, passed: PassRecord, serial: int) -> str:
-    return intent_message(plan, passed).replace("\n", f" (serial {serial} is still at work)\n", 1)
+def _renewal(plan: Plan, passed: PassRecord) -> str:
+    return intent_message(plan, passed).replace("\n", f" (serial {passed.serial} is still at work)\n", 1)
 
 
 def outcome_of(plan: Plan, results: Mapping[str, StepResult], halt: Halt) -> Outcome:

@@ -1,0 +1,112 @@
+"""Wire one real fleet: settings to mirror, record, transports, secret, lock and clock."""
+
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmgw.clock import Clock, SystemClock
+from llmgw.controller.fleet import Fleet
+from llmgw.controller.nodes.local import LocalTransport
+from llmgw.controller.redaction import Redactor
+from llmgw.controller.repo.git import Git, GitEnvironment
+from llmgw.controller.repo.locks import FLEET_LOCK, FileLock
+from llmgw.controller.repo.mirror import Mirror
+from llmgw.controller.repo.objects import ObjectStore
+from llmgw.controller.repo.state_branch import GitRecordStore
+from llmgw.controller.secrets import SecretStore
+from llmgw.controller.settings import Settings
+from llmgw.controller.source import GitSource, desired_of_folder
+from llmgw.engines.registry import ADAPTERS
+from llmgw.model.desired import Desired
+from llmgw.model.ids import FleetId
+from llmgw.model.problems import StalledError
+
+SECRET_VARIABLE = "LLMGW_SECRET"  # noqa: S105 - the variable's name, not what it holds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A fleet, and what only the command line needs beside it."""
+
+    fleet: Fleet
+    settings: Settings
+    store: GitRecordStore
+    mirror: Mirror
+
+    def worktree(self, key_id: str) -> Desired:
+        """What lies in the manifests' work tree right now."""
+        top = self.settings.work_tree
+        if top is None:
+            raise StalledError(
+                f"{self.settings.repo} has no work tree on this machine: run this in one, or plan a commit"
+            )
+        return desired_of_folder(top, _folder(self.settings, top), key_id=key_id, adapters=ADAPTERS)
+
+
+@asynccontextmanager
+async def opened(
+    settings: Settings,
+    environ: Mapping[str, str],
+    *,
+    redactor: Redactor,
+    trigger: str = "manual",
+    clock: Clock | None = None,
+) -> AsyncIterator[Opened]:
+    """The fleet that the settings name; its transports are closed at the end."""
+    clock = clock or SystemClock()
+    git = Git(GitEnvironment.of(environ), redact=redactor)
+    objects = ObjectStore(settings.state_dir, git=git, clock=clock, holder=settings.holder)
+    mirror = Mirror(objects, settings.repo, branch=settings.branch, path=settings.path, base=settings.base)
+    store = GitRecordStore(
+        objects, settings.state_repo, ref=settings.state_ref, author=settings.holder, clock=clock
+    )
+    transport = LocalTransport(home=Path(environ.get("HOME") or "/"))
+    fleet = Fleet(
+        name=settings.state_dir.name,
+        source=GitSource(mirror, ADAPTERS),
+        store=store,
+        transports={"local": transport},
+        adapters=ADAPTERS,
+        clock=clock,
+        secret=SecretStore(
+            path=settings.secret_file,
+            given=environ.get(SECRET_VARIABLE) or None,
+            work_tree=settings.work_tree,
+            redactor=redactor,
+            git=git,
+        ),
+        lock=_lock(settings, clock),
+        first_id=FleetId(f"fleet-{secrets.token_hex(8)}"),
+        holder=settings.holder,
+        actor=settings.holder,
+        trigger=trigger,
+        environment=environ,
+        learn=redactor.learn,
+    )
+    try:
+        yield Opened(fleet=fleet, settings=settings, store=store, mirror=mirror)
+    finally:
+        await transport.close()
+
+
+def _lock(settings: Settings, clock: Clock) -> Callable[[float], AbstractAsyncContextManager[object]]:
+    """The lock of this machine, waiting so many seconds for whoever holds it."""
+    file = FileLock(
+        settings.state_dir / FLEET_LOCK,
+        clock=clock,
+        holder=settings.holder,
+        what=f"applying to {settings.repo}",
+    )
+    return lambda timeout: file.held(timeout=timeout)
+
+
+def _folder(settings: Settings, top: Path) -> str | None:
+    """Where the manifests lie in the work tree; None: where they usually do."""
+    if settings.path is not None:
+        return settings.path
+    if settings.base == ".":
+        return None
+    usual = f"{settings.base}/manifests"
+    return usual if (top / usual).is_dir() else settings.base

@@ -1,0 +1,60 @@
+"""The manifests out of Git: a commit's tree read through the mirror, loaded and resolved."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from llmgw.controller.repo.mirror import Mirror, Tree
+from llmgw.core.adapter import EngineAdapter
+from llmgw.core.resolve import resolve
+from llmgw.manifests.folder import read_folder
+from llmgw.manifests.load import facts_paths, load
+from llmgw.model.desired import Desired
+from llmgw.model.ids import Commit
+
+
+class GitSource:
+    """The real :class:`~llmgw.controller.fleet.Source`."""
+
+    def __init__(self, mirror: Mirror, adapters: Mapping[str, EngineAdapter]) -> None:
+        self._mirror = mirror
+        self._adapters = adapters
+        self._last: tuple[Commit, str, Desired] | None = None
+
+    async def newest(self) -> Commit:
+        return await self._mirror.newest()
+
+    async def commit(self, name: str) -> Commit:
+        return await self._mirror.commit(name)
+
+    async def desired(self, commit: Commit, *, key_id: str) -> Desired:
+        """The last answer is kept: an apply that waits asks for the same commit in every pass."""
+        if self._last is not None and self._last[:2] == (commit, key_id):
+            return self._last[2]
+        tree = await self._mirror.tree(commit)
+        if wanted := facts_paths(_files(tree), links=tree.links, path=tree.path):
+            tree = await self._mirror.tree(commit, tree.path, extra=wanted)
+        manifests = load(_files(tree), commit=commit, links=tree.links, path=tree.path)
+        desired = resolve(manifests, key_id=key_id, adapters=self._adapters)
+        self._last = (commit, key_id, desired)
+        return desired
+
+    async def is_ancestor(self, older: Commit, newer: Commit) -> bool:
+        return await self._mirror.is_ancestor(older, newer)
+
+    async def unpushed(self, commit: Commit) -> bool:
+        return await self._mirror.unpushed(commit)
+
+    async def keep(self, commit: Commit) -> None:
+        await self._mirror.keep(commit)
+
+
+def _files(tree: Tree) -> Mapping[str, bytes]:
+    return {**tree.files, **tree.linked}
+
+
+def desired_of_folder(
+    top: Path, path: str | None, *, key_id: str, adapters: Mapping[str, EngineAdapter]
+) -> Desired:
+    """What a work tree asks for: for editing only, since nobody else can read it."""
+    files, links = read_folder(top)
+    return resolve(load(files, commit=None, links=links, path=path), key_id=key_id, adapters=adapters)
