@@ -4,25 +4,13 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from llmgw.agent.settings import LOCK
 from llmgw.model.problems import HeldError, StalledError
 from llmgw.wire import codec
+from llmgw.wire.setup import LOCK, Holder
 
 MAX_HOLDER = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """The agent that holds the lock. ``start`` is field 22 of its /proc/PID/stat; ``settings`` the digest of what it was
-    started with, so that others can tell whether it has the settings that it should have."""
-
-    pid: int
-    start: int
-    version: str
-    settings: str
 
 
 def read_holder(work: Path) -> Holder | None:

@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from llmgw.agent.settings import SOCKET
 from llmgw.model.problems import AgentError, StalledError
 from llmgw.wire import rpc
 from llmgw.wire.messages import BUSY, INTERNAL_ERROR, INVALID_REQUEST, ErrorBody, Request, Response
+from llmgw.wire.setup import SOCKET
 
 MAX_CONNECTIONS = 64
 """A controller opens one for commands and one for each stream."""

@@ -17,23 +17,15 @@ below ``work`` (0711)   mode   what
 ====================== ====== =========================================================================
 """
 
-import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmgw.model.facts import Facts
-from llmgw.model.ids import FleetId
-from llmgw.model.manifest import PortRange, Reserve
 from llmgw.model.problems import StalledError
 from llmgw.wire import codec
+from llmgw.wire.setup import LOCK, LOG, PRETENDED, SETTINGS, SETTINGS_FORMAT, SOCKET, AgentSettings
 
-FORMAT = 1
-SETTINGS = "agent.json"
-PRETENDED = "pretended.json"
-SOCKET = "agent.sock"
-LOCK = "agent.lock"
-LOG = "agent.log"
 MAX_SETTINGS = 1024 * 1024
 MAX_PRETENDED = 4 * 1024 * 1024
 
@@ -47,28 +39,6 @@ FOLDERS: Mapping[str, int] = {
     "home": 0o711,
 }
 SHARED_MODE = 0o755
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSettings:
-    """What an agent is told when it is set up. ``env`` is for its jobs (a proxy, say); it may hold secrets, and engines
-    get none of it: theirs is in the launch spec."""
-
-    node: str
-    fleet: FleetId | None = None
-    ports: PortRange = PortRange()
-    reserve: Reserve = Reserve()
-    pretends: bool = False
-    python: str | None = None  # makes the engines' environments; None: the agent's own
-    engine_user: str | None = None
-    weights: str | None = None
-    engines: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    format: int = FORMAT
-
-    def digest(self, pretended: bytes = b"") -> str:
-        """Tells whether a running agent has the settings that it should have. A hash, because ``env`` holds secrets."""
-        return hashlib.sha256(codec.dumps(self) + b"\0" + pretended).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +101,9 @@ def read_settings(work: Path) -> AgentSettings:
     """Raises StalledError saying what is wrong with the file."""
     file = work / SETTINGS
     settings = codec_file(AgentSettings, file, limit=MAX_SETTINGS, strict=True)
-    if settings.format != FORMAT:
+    if settings.format != SETTINGS_FORMAT:
         raise StalledError(
-            f"reading {file}: format {settings.format}, this agent reads {FORMAT}: bootstrap the node again"
+            f"reading {file}: format {settings.format}, this agent reads {SETTINGS_FORMAT}: bootstrap the node again"
         )
     return settings
 

@@ -4,7 +4,8 @@ Sizes are bytes. Health is a list of reasons, never a bare boolean: empty means 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,3 +138,16 @@ class Facts:
             gpus=tuple(replace(gpu, memory_used=0, memory_free=None, processes=()) for gpu in self.gpus),
             disks=tuple(replace(disk, free=0) for disk in self.disks),
         )
+
+    def pretending(self, pretended: "Facts") -> "Facts":
+        """What ``pretended`` names replaces what is real. GPUs and adapters always come from it, so that a pretended
+        node on a GPU machine never claims a real one."""
+        named: dict[str, Any] = {
+            one.name: getattr(pretended, one.name)
+            for one in fields(Facts)
+            if one.default is not MISSING and getattr(pretended, one.name) != one.default
+        }
+        if pretended.memory_total and pretended.memory_available is None:
+            named["memory_available"] = pretended.memory_total
+        named |= {"gpus": pretended.gpus, "hca_ports": pretended.hca_ports, "gpu_source": "pretended"}
+        return replace(self, **named)

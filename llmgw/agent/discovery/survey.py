@@ -3,9 +3,9 @@ are told all the same. A node that pretends shows what its file says instead."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from llmgw.agent.discovery.gpus import GpuDiscovery, GpuSample
 from llmgw.agent.discovery.host import host_facts
@@ -49,7 +49,7 @@ class Survey:
             pretended = await asyncio.to_thread(
                 _attempt, "pretended facts", lambda: read_pretended(self.places), Facts(), problems
             )
-            facts = pretend(facts, pretended)
+            facts = facts.pretending(pretended)
         else:
             sample = await self._real_gpus()
             hcas = await asyncio.to_thread(
@@ -92,18 +92,3 @@ def _attempt(what: str, look: Callable[[], T], otherwise: T, problems: list[str]
     except Exception as wrong:  # noqa: BLE001 - failing discovery is reported, never fatal
         problems.append(f"looking at {what}: {type(wrong).__name__}: {wrong}")
     return otherwise
-
-
-def pretend(real: Facts, pretended: Facts) -> Facts:
-    """What the file names replaces what is real. GPUs and adapters always come from the file, so that a pretended node on
-    a GPU machine never claims a real one."""
-    named: dict[str, Any] = {
-        field.name: getattr(pretended, field.name)
-        for field in fields(Facts)
-        if field.default is not MISSING and getattr(pretended, field.name) != field.default
-    }
-    if pretended.memory_total and pretended.memory_available is None:
-        named["memory_available"] = pretended.memory_total
-    return replace(
-        real, **{**named, "gpus": pretended.gpus, "hca_ports": pretended.hca_ports, "gpu_source": "pretended"}
-    )
