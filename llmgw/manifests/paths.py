@@ -7,6 +7,7 @@ from llmgw.model.problems import Problem, Where
 
 MANIFEST_SUFFIXES = (".yaml", ".yml")
 FACTS_SUFFIX = ".json"
+DEFAULT_FOLDER = "manifests"
 CONFIGURATION = "llmgw.yaml"
 """The controller's own file, at the repository's top or beside the manifests: none of them."""
 _MAX_LINKS = 40  # the same bound as the kernel's
@@ -14,7 +15,7 @@ _MAX_LINKS = 40  # the same bound as the kernel's
 
 def fleet_path(paths: Iterable[str]) -> str:
     """``manifests`` where a repository has that folder, else ``.`` (all of it)."""
-    return "manifests" if any(path.startswith("manifests/") for path in paths) else "."
+    return DEFAULT_FOLDER if any(path.startswith(f"{DEFAULT_FOLDER}/") for path in paths) else "."
 
 
 def below(path: str, folder: str) -> str | None:
