@@ -87,6 +87,11 @@ async def greet(channel: _Channel, *, node: str, fleet: str | None) -> HelloResu
         raise RetryError(f"node {node}: greeting the agent: {wrong}", after=AGAIN) from wrong
     if not isinstance(answer, Response):
         raise StalledError(f"node {node}: greeting the agent: it answered with an item of a stream")
+    return greeted(answer, node=node)
+
+
+def greeted(answer: Response, *, node: str) -> HelloResult:
+    """What a hello's answer means. Raises StalledError where trying again is no use, else RetryError."""
     if answer.error is not None:
         error = rpc.refusal(answer.error)
         if error.code in (WRONG_FLEET, VERSION):
@@ -152,7 +157,7 @@ class StreamLink:
             self._waiting.pop(number, None)
             if answer.done() and not answer.cancelled():
                 answer.exception()  # looked at, even when the line was lost while we were sending
-        return _result(response, result, doing)
+        return answered(response, result, doing)
 
     async def stream(self, method: str, params: Any, item: type[T]) -> AsyncIterator[T]:
         doing = f"node {self._node}: {method}"
@@ -205,7 +210,8 @@ class StreamLink:
         self._waiting.clear()
 
 
-def _result(response: Response, kind: type[T], doing: str) -> T:
+def answered(response: Response, kind: type[T], doing: str) -> T:
+    """What a response holds. Raises AgentError for a refusal."""
     if response.error is not None:
         refused = rpc.refusal(response.error)
         raise AgentError(f"{doing}: {refused}", code=refused.code, after=refused.after, data=refused.data)

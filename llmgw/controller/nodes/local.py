@@ -1,0 +1,255 @@
+"""The transport to nodes that are this machine: agents that run as the current user below ``local.workDir``, several side
+by side, each with its own directory."""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import llmgw
+from llmgw import __version__
+from llmgw.controller.nodes.agentprocess import POLL, AgentProcess, reap
+from llmgw.controller.nodes.link import StreamLink, open_link
+from llmgw.controller.secrets import resolve
+from llmgw.model.desired import DesiredNode
+from llmgw.model.facts import Facts
+from llmgw.model.ids import FleetId
+from llmgw.model.manifest import Local
+from llmgw.model.problems import NoAgentError, RetryError, StalledError
+from llmgw.wire import codec
+from llmgw.wire.setup import PRETENDED, SETTINGS, SOCKET, AgentSettings, Holder
+
+PROBE: Final = Path(llmgw.__file__).parent / "runtime" / "factprobe.py"
+PROBE_WITHIN: Final = 30.0
+UP_WITHIN: Final = 60.0
+"""Seconds for a started agent to answer: Python's start and the adoption of what runs, on a machine that is busy."""
+MAX_SETTINGS: Final = 1024 * 1024
+MAX_FACTS: Final = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalTransport:
+    """``home`` stands for ``~``; ``environ`` is where ``fromEnv`` values and the agent's proxy settings come from.
+    ``told`` hears what bootstrap is doing."""
+
+    home: Path
+    environ: Mapping[str, str]
+    python: str = sys.executable
+    up_within: float = UP_WITHIN
+    told: Callable[[str], None] = field(default=lambda _: None)
+
+    # ---- the seam --------------------------------------------------------------------------------
+
+    async def connect(self, node: DesiredNode, *, fleet: str | None) -> StreamLink:
+        work = self.work(node)
+
+        async def dial() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            return await asyncio.open_unix_connection(sock=_dial(node.name, work))
+
+        return await open_link(dial, node=node.name, fleet=fleet)
+
+    async def probe(self, node: DesiredNode) -> Facts:
+        work = self.work(node)
+        process = await asyncio.create_subprocess_exec(
+            self.python,
+            "-I",
+            "-S",
+            str(PROBE),
+            str(work),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={"PATH": self.environ.get("PATH", os.defpath)},
+            limit=MAX_FACTS,
+        )  # fmt: skip - the program and its arguments on one line
+        try:
+            async with asyncio.timeout(PROBE_WITHIN):
+                out, err = await process.communicate()
+        except TimeoutError as late:
+            raise RetryError(
+                f"node {node.name}: looking at this machine took over {PROBE_WITHIN:g} s"
+            ) from late
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        try:
+            facts = codec.loads(Facts, out, strict=False)
+        except codec.CodecError as wrong:
+            said = err.decode(errors="replace").strip()[-500:]
+            raise StalledError(f"node {node.name}: looking at this machine: {wrong}: {said}") from wrong
+        return facts.pretending(node.pretended) if node.pretended is not None else facts
+
+    async def bootstrap(self, node: DesiredNode, *, fleet: str) -> None:
+        """Nothing is done when the right agent with the right settings answers already. An agent of an older version or
+        with other settings is restarted; engines run on."""
+        process = self._process(node)
+        self._refuse_stranger(node, process.work, fleet)
+        settings = self._settings(node, fleet)
+        pretended = codec.dumps_readable(node.pretended) if node.pretended is not None else b""
+        wanted = settings.digest(pretended)
+        running = process.holder()
+        if running is not None and _serves(running, wanted, node.name):
+            self.told("the agent runs already")
+            await self._until_up(node, process, fleet=fleet, pid=None)
+            return
+        self._lay_out(process.work, settings, pretended)
+        if running is not None:
+            self.told(f"restarting the agent {running.version}, pid {running.pid}")
+            await process.stop()
+        pid = process.start()
+        self.told(f"agent started, pid {pid}")
+        await self._until_up(node, process, fleet=fleet, pid=pid)
+
+    async def close(self) -> None:
+        """Nothing is held open here: links are closed by whoever opened them."""
+
+    # ---- beside the seam -------------------------------------------------------------------------
+
+    async def stop_agent(self, node: DesiredNode) -> None:
+        """Ends the node's agent, if one runs. Its engines go on, for the next agent to adopt."""
+        await self._process(node).stop()
+
+    def work(self, node: DesiredNode) -> Path:
+        """The node's work directory, ``~`` expanded."""
+        written = (node.spec.local or Local()).work_dir
+        if written == "~" or written.startswith("~/"):
+            return self.home / written[2:]
+        path = Path(written)
+        if not path.is_absolute():
+            raise StalledError(
+                f"node {node.name}: local.workDir {written} is relative: write it from / or from ~"
+            )
+        return path
+
+    def _process(self, node: DesiredNode) -> AgentProcess:
+        return AgentProcess(work=self.work(node), python=self.python, environ=self.environ)
+
+    def _settings(self, node: DesiredNode, fleet: str) -> AgentSettings:
+        spec = node.spec
+        return AgentSettings(
+            node=node.name,
+            fleet=FleetId(fleet),
+            ports=spec.ports,
+            reserve=spec.reserve,
+            pretends=node.pretended is not None,
+            python=spec.python,
+            engine_user=spec.engine_user,
+            weights=spec.dirs.weights,
+            engines=spec.dirs.engines,
+            env={name: str(resolve(value, self.environ)) for name, value in spec.env.items()},
+        )
+
+    def _refuse_stranger(self, node: DesiredNode, work: Path, fleet: str) -> None:
+        """Whose directory it is, is looked at before anything in it is changed."""
+        file = work / SETTINGS
+        try:
+            with file.open("rb") as stream:
+                kept = codec.loads(AgentSettings, stream.read(MAX_SETTINGS), strict=False)
+        except FileNotFoundError:
+            return
+        except OSError as wrong:
+            raise StalledError(f"node {node.name}: reading {file}: {wrong.strerror}") from wrong
+        except codec.CodecError:
+            return  # written anew: nobody's agent can start from it either
+        if kept.fleet not in (None, fleet) or kept.node != node.name:
+            raise StalledError(
+                f"node {node.name}: {work} is the work directory of node {kept.node} of fleet {kept.fleet}, this is fleet"
+                f" {fleet}: give the node a local.workDir of its own"
+            )
+
+    def _lay_out(self, work: Path, settings: AgentSettings, pretended: bytes) -> None:
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+            work.chmod(0o711)
+            if pretended:
+                _write(work / PRETENDED, pretended)
+            _write(work / SETTINGS, (json.dumps(codec.to_json(settings), indent=2) + "\n").encode())
+        except OSError as wrong:
+            raise StalledError(
+                f"node {settings.node}: making its work directory: {wrong.strerror}: {wrong.filename}: choose another"
+                " local.workDir, or free space"
+            ) from wrong
+
+    async def _until_up(
+        self, node: DesiredNode, process: AgentProcess, *, fleet: str, pid: int | None
+    ) -> None:
+        """Returns when the agent answers hello. Raises StalledError with the end of its log."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.up_within
+        while True:
+            try:
+                link = await self.connect(node, fleet=fleet)
+            except (NoAgentError, RetryError) as wrong:  # noqa: PERF203 - it is not up until it is
+                code = reap(pid) if pid is not None else None
+                if code is not None or loop.time() > until:
+                    ended = (
+                        f"it ended with {code}" if code is not None else f"no answer in {self.up_within:g} s"
+                    )
+                    raise StalledError(
+                        f"node {node.name}: starting its agent in {process.work}: {ended}; the end of its log:\n"
+                        f"{process.log_tail()}"
+                    ) from wrong
+                await asyncio.sleep(POLL)
+            else:
+                await link.close()
+                return
+
+
+def _serves(running: Holder, wanted: str, node: str) -> bool:
+    """Whether the running agent will do. Raises StalledError rather than putting an older one in its place."""
+    if _version(running.version) > _version(__version__):
+        if running.settings == wanted:
+            return True
+        raise StalledError(
+            f"node {node}: its settings have changed, and its agent is of version {running.version}, newer than this llmgw"
+            f" {__version__}: upgrade llmgw here; agents are never downgraded by the way"
+        )
+    return running.version == __version__ and running.settings == wanted
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """Good enough for our own version numbers: ``0.10.2`` is newer than ``0.9``."""
+    return tuple(int(part) for part in text.partition("+")[0].split(".") if part.isdigit())
+
+
+def _dial(node: str, work: Path) -> socket.socket:
+    """A Unix socket's address holds 108 bytes, and work directories may be longer: the directory is named through an open
+    descriptor."""
+    try:
+        folder = os.open(work, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as wrong:
+        raise NoAgentError(f"node {node}: no agent in {work}: {wrong.strerror}") from wrong
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        connection.setblocking(False)
+        connection.connect(f"/proc/self/fd/{folder}/{SOCKET}")
+    except (FileNotFoundError, ConnectionRefusedError) as wrong:
+        connection.close()
+        raise NoAgentError(f"node {node}: no agent listens in {work}") from wrong
+    except BlockingIOError as wrong:
+        connection.close()
+        raise RetryError(f"node {node}: its agent in {work} is too busy to take connections") from wrong
+    except OSError as wrong:
+        connection.close()
+        raise StalledError(f"node {node}: connecting to its agent in {work}: {wrong.strerror}") from wrong
+    finally:
+        os.close(folder)
+    return connection
+
+
+def _write(file: Path, data: bytes) -> None:
+    """Whole or not at all, 0600: settings may hold secrets."""
+    beside = file.with_name(file.name + ".new")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        os.fchmod(descriptor, 0o600)
+        stream.write(data)
+        stream.flush()
+        os.fsync(descriptor)
+    beside.replace(file)
