@@ -59,7 +59,7 @@ from llmgw.core.life import (
     SurvivedKill,
     Waiting,
 )
-from llmgw.model.launch import LaunchSpec
+from llmgw.model.launch import ENGINE, LaunchSpec
 from llmgw.model.report import Exit, ShardState
 
 S = ShardState
@@ -268,7 +268,9 @@ def _exited(life: Life, exit_: Exit, now: datetime, rules: Rules) -> Step:
     if life.state is S.DRAINING:
         gone = replace(life, last_exit=exit_, last_error=describe_exit(exit_))
         return _clear(gone, f"while draining, {describe_exit(exit_)}", now, rules, then=S.STOPPED)
-    return replace(life, last_exit=exit_), ()
+    if life.state is S.STOPPING and life.then is S.STOPPED and exit_.process == ENGINE:
+        return replace(life, last_exit=exit_), ()
+    return life, ()  # of a failure, the first end is the cause; what falls after it says nothing
 
 
 def _deadline_passed(life: Life, now: datetime, rules: Rules) -> Step:  # noqa: PLR0911 - a row for each state

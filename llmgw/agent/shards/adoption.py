@@ -1,0 +1,78 @@
+"""What an earlier agent left: each order is looked at before the first report, and its shard goes on from what is
+found. Nothing is started or stopped here."""
+
+from dataclasses import dataclass, replace
+
+from llmgw.agent.seams import Running
+from llmgw.agent.shards import autopsy
+from llmgw.agent.shards.orders import StoredOrder
+from llmgw.agent.shards.surroundings import Surroundings
+from llmgw.core.life import LIVE, Adopted, Event, Exited, Life, Rebooted, Resumed
+from llmgw.model.claims import Claims
+from llmgw.model.ids import ReplicaId, ShardId, parse_replica_id, parse_shard_id
+from llmgw.model.launch import ENGINE, LaunchSpec, Probes, Process
+from llmgw.model.report import Exit, ShardState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adoption:
+    """A shard to go on with: its order, what is still running, what to tell the table first."""
+
+    order: StoredOrder
+    events: tuple[Event, ...]
+    running: tuple[Running, ...] = ()
+
+
+async def look(order: StoredOrder, around: Surroundings) -> Adoption:
+    here = around.settings.boot_id
+    if order.boot_id != here:
+        return Adoption(order=replace(order, boot_id=here, processes=()), events=(Rebooted(),))
+    shard = order.spec.shard
+    found = {
+        process.name: await around.spawner.find(shard, process.name, around.status_file(shard, process))
+        for process in order.spec.processes
+    }
+    running = tuple(one for one in found.values() if isinstance(one, Running))
+    engine = found.get(ENGINE)
+    if isinstance(engine, Running):
+        return Adoption(order=order, events=(Adopted(),), running=running)
+    return Adoption(order=order, events=_without_engine(order, engine, around), running=running)
+
+
+def _without_engine(order: StoredOrder, found: Exit | None, around: Surroundings) -> tuple[Event, ...]:
+    life = order.life
+    exit_ = found
+    if exit_ is not None and life.state is ShardState.STARTING and exit_.at < life.since:
+        exit_ = None  # an earlier start's: the agent died before it could start this one
+    if exit_ is None and life.state in LIVE and any(one.process == ENGINE for one in order.processes):
+        exit_ = Exit(at=around.clock.now(), detail="nothing is known of it after the agent's restart")
+    if exit_ is None:
+        return (Resumed(),)
+    output = around.logs.since(order.spec.shard, ENGINE, 0, most=autopsy.READ)
+    ended = Exited(exit=autopsy.explain(exit_, output))
+    if life.state in LIVE or life.state is ShardState.DRAINING:
+        return (ended,)
+    return (ended, Resumed()) if life.state is ShardState.STOPPING else (Resumed(),)
+
+
+def orphan(shard: str, life: Life, boot_id: str) -> StoredOrder:
+    """A shard of which only the name is known: its order is lost or unreadable. It can be stopped and forgotten."""
+    parsed = parse_shard_id(shard)
+    replica, rank = parsed if parsed is not None else (ReplicaId(shard), 0)
+    name = parse_replica_id(replica)
+    spec = LaunchSpec(
+        shard=ShardId(shard),
+        replica=replica,
+        rank=rank,
+        ranks=rank + 1,
+        model=name.prefix if name else shard,
+        profile="",
+        served_name="",
+        spec_digest="",
+        address="",
+        leader_address="",
+        processes=(Process(name=ENGINE, argv=()),),
+        probes=Probes(port=None),
+        claims=Claims(),
+    )
+    return StoredOrder(spec=spec, life=life, fence=None, boot_id=boot_id)

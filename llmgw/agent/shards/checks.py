@@ -1,0 +1,134 @@
+"""What a plan took for granted of this node, checked again just before exec; and the real NodeChecks."""
+
+import socket
+from pathlib import Path
+
+import psutil
+
+from llmgw.agent.seams import Gpus, JobGate, NodeChecks
+from llmgw.model.claims import GpuClaim
+from llmgw.model.facts import Gpu
+from llmgw.model.launch import Expect, LaunchSpec
+
+INFINIBAND = Path("/sys/class/infiniband")
+
+
+async def mismatch(spec: LaunchSpec, *, gpus: Gpus, node: NodeChecks, jobs: JobGate) -> str | None:
+    """The first thing that is not as the plan expected it, or None."""
+    expect = spec.expect
+    return (
+        await _engine_and_weights(spec, node, jobs)
+        or (await _gpus(spec, await gpus.sample()) if expect.gpus or spec.claims.gpus else None)
+        or await _network(expect, spec.address, node)
+    )
+
+
+async def _engine_and_weights(spec: LaunchSpec, node: NodeChecks, jobs: JobGate) -> str | None:
+    if spec.expect.engine and jobs.engine_path(spec.expect.engine) is None:
+        return f"engine {spec.expect.engine[:8]} is not installed here"
+    if spec.expect.weights and jobs.weights_path(spec.expect.weights) is None:
+        return f"weights {spec.expect.weights[:8]} are not here"
+    for what, path in (("engine", engine_of(spec, jobs)), ("weights", weights_of(spec, jobs))):
+        if path is not None and not await node.path_exists(path):
+            return f"{what} should be at {path}, where nothing is: is its disk mounted?"
+    return None
+
+
+def engine_of(spec: LaunchSpec, jobs: JobGate) -> str | None:
+    """What ``${engine}`` stands for."""
+    return spec.engine_path or (jobs.engine_path(spec.engine) if spec.engine else None)
+
+
+def weights_of(spec: LaunchSpec, jobs: JobGate) -> str | None:
+    """What ``${weights}`` stands for."""
+    return spec.weights_path or (jobs.weights_path(spec.weights) if spec.weights else None)
+
+
+async def _gpus(spec: LaunchSpec, present: tuple[Gpu, ...]) -> str | None:
+    by_uuid = {gpu.uuid: gpu for gpu in present}
+    claims = {claim.uuid: claim for claim in spec.claims.gpus}
+    for uuid in dict.fromkeys((*spec.expect.gpus, *claims)):
+        gpu = by_uuid.get(uuid)
+        if gpu is None:
+            return f"GPU {uuid} is not there; {len(present)} others are"
+        if gpu.health:
+            return f"GPU {uuid} is not healthy: {'; '.join(gpu.health)}"
+        if uuid in spec.expect.gpus and (held := _held(gpu, claims.get(uuid), spec.shard)):
+            return held
+    return None
+
+
+def _held(gpu: Gpu, claim: GpuClaim | None, shard: str) -> str | None:
+    """Memory in the way: anybody's on a GPU claimed as a whole, too much of it where a share is claimed."""
+    strangers = [process for process in gpu.processes if process.shard is None or process.shard == shard]
+    if not strangers:
+        return None
+    if claim is not None and claim.memory is not None and (gpu.memory_free or 0) >= claim.memory:
+        return None
+    worst = max(strangers, key=lambda process: process.memory or 0)
+    amount = f"{worst.memory / 1024**3:.1f} GiB" if worst.memory is not None else "memory"
+    whose = "left of this shard" if worst.shard == shard else f"of user {worst.user or '?'}"
+    return f"GPU {gpu.uuid}: pid {worst.pid} {whose} holds {amount} of it"
+
+
+async def _network(expect: Expect, address: str, node: NodeChecks) -> str | None:
+    if expect.interface_address and expect.interface_address not in await node.addresses():
+        return f"no interface of this node holds the address {expect.interface_address}"
+    for place, gid in expect.gids.items():
+        device, port, index = place.split(":")
+        if (found := await node.gid(device, int(port), int(index))) != gid:
+            return f"GID {index} of {device} port {port} is {found or 'gone'}, not {gid}"
+    for port_number in expect.ports_free:
+        if not await node.port_free(address, port_number):
+            return f"port {port_number} is taken"
+    return None
+
+
+class SystemChecks:
+    """The machine that the agent runs on."""
+
+    def __init__(self, *, infiniband: Path = INFINIBAND) -> None:
+        self._infiniband = infiniband
+
+    async def addresses(self) -> frozenset[str]:
+        families = (socket.AF_INET, socket.AF_INET6)
+        return frozenset(
+            entry.address.partition("%")[0]
+            for entries in psutil.net_if_addrs().values()
+            for entry in entries
+            if entry.family in families
+        )
+
+    async def gid(self, device: str, port: int, index: int) -> str | None:
+        return _text(self._infiniband / device / "ports" / str(port) / "gids" / str(index))
+
+    async def port_free(self, host: str, port: int) -> bool:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # As engines do: connections that linger after an earlier engine are no obstacle, a listener is.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                return False
+        return True
+
+    async def path_exists(self, path: str) -> bool:
+        return _exists(path)
+
+    async def memory_total(self) -> int:
+        return int(psutil.virtual_memory().total)
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError:
+        return False
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip() or None
+    except OSError:
+        return None

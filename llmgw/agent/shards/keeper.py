@@ -1,0 +1,263 @@
+"""All shards of this node: takes the commands, refuses what can't be, keeps every claim within what there is. The one
+door to this folder; see ShardKeeper in agent/seams.py."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from llmgw.agent.seams import Disk, Gpus, JobGate, NodeChecks, Probe, ShardEvents, Spawner
+from llmgw.agent.shards import adoption, claims, reports
+from llmgw.agent.shards.logs import LogBook
+from llmgw.agent.shards.orders import SAFE_SHARD, Orders, StoredOrder, refused
+from llmgw.agent.shards.supervisor import Shard
+from llmgw.agent.shards.surroundings import ShardSettings, Surroundings
+from llmgw.clock import Clock
+from llmgw.core.life import DrainAsked, Event, Life, Ordered, StopAsked
+from llmgw.core.lifecycle import newborn
+from llmgw.model.facts import Gpu
+from llmgw.model.ids import ShardId
+from llmgw.model.launch import LaunchSpec
+from llmgw.model.problems import AgentError, StalledError
+from llmgw.model.report import ShardReport, ShardState
+from llmgw.wire.messages import (
+    CONFLICT,
+    INVALID_PARAMS,
+    NO_SPACE,
+    NOT_FOUND,
+    Accepted,
+    DrainParams,
+    ForgetParams,
+    KeyParams,
+    LogLine,
+    LogsParams,
+    StartParams,
+    StopParams,
+)
+
+log = logging.getLogger(__name__)
+
+DRAINABLE = frozenset({ShardState.LOADING, ShardState.READY})
+ENDING = frozenset({ShardState.DRAINING, ShardState.STOPPING})
+MAX_FOLLOW = 10_000
+
+
+class Shards:
+    """Commands are taken one at a time; what they set going runs beside them."""
+
+    def __init__(  # noqa: PLR0913 - one seam each
+        self,
+        settings: ShardSettings,
+        *,
+        clock: Clock,
+        spawner: Spawner,
+        probe: Probe,
+        disk: Disk,
+        gpus: Gpus,
+        jobs: JobGate,
+        node: NodeChecks,
+        events: ShardEvents,
+    ) -> None:
+        self._around = Surroundings(
+            settings=settings,
+            clock=clock,
+            spawner=spawner,
+            probe=probe,
+            orders=Orders(disk),
+            gpus=gpus,
+            jobs=jobs,
+            node=node,
+            logs=LogBook(settings.work / "logs"),
+            events=events,
+        )
+        self._shards: dict[str, Shard] = {}
+        self._unreadable: dict[str, str] = {}
+        self._lock = asyncio.Lock()
+        self._housekeeping: asyncio.Task[None] | None = None
+
+    async def adopt(self) -> None:
+        found = await self._around.orders.load()
+        looked = await asyncio.gather(*(adoption.look(order, self._around) for order in found.orders))
+        for one in looked:
+            self._begin(one.order, *one.events, running=one)
+        for shard, why in found.unreadable.items():
+            self._unreadable[shard] = (
+                f"the order of shard {shard} can't be read: {why}: stop the shard or start it anew"
+            )
+            self._around.events(reports.problem(shard, self._unreadable[shard]))
+            if SAFE_SHARD.match(shard) and shard not in self._shards:
+                self._begin(self._orphan(shard, self._unreadable[shard]))
+        if self._around.settings.housekeeping:
+            self._housekeeping = asyncio.ensure_future(self._keep_house(self._around.settings.housekeeping))
+
+    # ---- Commands -----------------------------------------------------------------------------------------
+
+    async def start(self, params: StartParams, *, manual: str = "") -> Accepted:
+        spec = params.spec
+        if why := refused(spec, params.secrets):
+            raise AgentError(f"starting shard {spec.shard[:200]}: {why}", code=INVALID_PARAMS)
+        async with self._lock:
+            existing = self._shards.get(spec.shard)
+            if existing is not None and not existing.terminal:
+                return Accepted(shard=existing.report(), detail="it is live already")
+            await self._check_claims(spec)
+            order = StoredOrder(
+                spec=spec,
+                life=newborn(self._around.clock.now()),
+                fence=params.command.fence,
+                boot_id=self._around.settings.boot_id,
+                manual=manual,
+            )
+            await self._write(order, params)
+            if existing is not None:
+                await existing.close()
+            await self._readable_again(spec.shard)
+            return Accepted(shard=self._begin(order, Ordered()).report())
+
+    async def drain(self, params: DrainParams, *, manual: str = "") -> Accepted:
+        async with self._lock:
+            shard = self._known(params.shard, "draining")
+            state = shard.life.state
+            if state not in DRAINABLE | ENDING:
+                raise AgentError(
+                    f"draining shard {params.shard}: it is {state.value} ({shard.life.reason}), so nothing is in flight:"
+                    " stop it instead",
+                    code=CONFLICT,
+                )
+            if state in DRAINABLE:
+                await shard.tell(DrainAsked(timeout=params.timeout), manual=manual)
+            return Accepted(shard=shard.report())
+
+    async def stop(self, params: StopParams, *, manual: str = "") -> Accepted:
+        async with self._lock:
+            asked = StopAsked(reason=params.reason)
+            shard = self._shards.get(params.shard)
+            if shard is not None:
+                await shard.tell(asked, manual=manual)
+                return Accepted(shard=shard.report())
+            if not SAFE_SHARD.match(params.shard) or not await self._around.spawner.remaining(params.shard):
+                return Accepted(detail="not known here: nothing to stop")
+            # Its order is gone, and yet processes carry its mark.
+            shard = self._begin(self._orphan(params.shard, "found running without an order"), asked)
+            return Accepted(
+                shard=shard.report(), detail="its order was gone; its processes are being stopped"
+            )
+
+    async def forget(self, params: ForgetParams) -> Accepted:
+        async with self._lock:
+            shard = self._shards.get(params.shard)
+            if shard is None:
+                return Accepted(detail="not known here: nothing to forget")
+            if not shard.terminal:
+                raise AgentError(
+                    f"forgetting shard {params.shard}: it is {shard.life.state.value}: stop it first",
+                    code=CONFLICT,
+                )
+            names = tuple(process.name for process in shard.spec.processes)
+            home = self._around.home(params.shard)
+            try:
+                await self._around.orders.remove(params.shard, names, home=home)
+                await self._readable_again(params.shard)
+            except StalledError as wrong:
+                raise AgentError(f"forgetting shard {params.shard}: {wrong}", code=NO_SPACE) from wrong
+            await shard.close()
+            del self._shards[params.shard]
+            return Accepted(detail="forgotten")
+
+    async def key(self, params: KeyParams) -> Accepted:
+        async with self._lock:
+            shard = self._known(params.shard, "replacing the secrets of")
+            if why := refused(shard.spec, params.secrets):
+                raise AgentError(f"replacing the secrets of shard {params.shard}: {why}", code=INVALID_PARAMS)
+            try:
+                await self._around.orders.save_secrets(params.shard, params.secrets)
+            except StalledError as wrong:
+                raise AgentError(
+                    f"replacing the secrets of shard {params.shard}: {wrong}", code=NO_SPACE
+                ) from wrong
+            return Accepted(shard=shard.report(), detail="used from its next start on")
+
+    # ---- What is so -----------------------------------------------------------------------------------------
+
+    def reports(self, gpus: tuple[Gpu, ...] = ()) -> tuple[ShardReport, ...]:
+        return tuple(self._shards[name].report(gpus) for name in sorted(self._shards))
+
+    def problems(self) -> tuple[str, ...]:
+        disk = {shard.problem for shard in self._shards.values() if shard.problem}
+        return (*self._unreadable.values(), *sorted(disk))
+
+    async def logs(self, params: LogsParams) -> AsyncIterator[LogLine]:
+        shard = self._known(params.shard, "reading the logs of")
+        names = tuple(process.name for process in shard.spec.processes)
+        lines = max(0, params.lines)
+        if not params.follow:
+            for line in self._around.logs.tail(params.shard, names, lines):
+                yield line
+            return
+        async for line in self._around.logs.follow(params.shard, names, lines):
+            yield line
+
+    async def close(self) -> None:
+        tasks = [self._housekeeping] if self._housekeeping is not None else []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(
+            *tasks, *(shard.close() for shard in self._shards.values()), return_exceptions=True
+        )
+
+    # ---- Inside -----------------------------------------------------------------------------------------------
+
+    def _begin(self, order: StoredOrder, *events: Event, running: adoption.Adoption | None = None) -> Shard:
+        shard = Shard(order, self._around)
+        self._shards[order.spec.shard] = shard
+        shard.begin(*events, running=running.running if running is not None else ())
+        return shard
+
+    def _known(self, name: ShardId, doing: str) -> Shard:
+        shard = self._shards.get(name)
+        if shard is None:
+            raise AgentError(
+                f"{doing} shard {name[:200]}: there is no such shard on this node", code=NOT_FOUND
+            )
+        return shard
+
+    def _orphan(self, name: str, reason: str) -> StoredOrder:
+        life = newborn(self._around.clock.now())
+        failed: Life = replace(life, state=ShardState.FAILED, reason=reason, deadline=None, last_error=reason)
+        return adoption.orphan(name, failed, self._around.settings.boot_id)
+
+    async def _check_claims(self, spec: LaunchSpec) -> None:
+        held = {
+            name: shard.spec.claims
+            for name, shard in sorted(self._shards.items())
+            if not shard.terminal and name != spec.shard
+        }
+        gpus = await self._around.gpus.sample() if spec.claims.gpus else ()
+        total = await self._around.node.memory_total() if spec.claims.memory else 0
+        if why := claims.conflict(spec.claims, held, gpus=gpus, memory_total=total):
+            raise AgentError(f"starting shard {spec.shard}: {why}", code=CONFLICT)
+
+    async def _write(self, order: StoredOrder, params: StartParams) -> None:
+        """Before anything starts."""
+        shard = order.spec.shard
+        try:
+            await self._around.orders.save_secrets(shard, params.secrets)
+            await self._around.orders.save(order)
+        except StalledError as wrong:
+            raise AgentError(
+                f"starting shard {shard}: {wrong}: nothing was started", code=NO_SPACE
+            ) from wrong
+
+    async def _readable_again(self, shard: str) -> None:
+        if self._unreadable.pop(shard, None) is not None:
+            await self._around.orders.discard_unreadable(shard)
+
+    async def _keep_house(self, every: float) -> None:
+        while True:
+            await asyncio.sleep(every)
+            for name, shard in list(self._shards.items()):
+                names = tuple(process.name for process in shard.spec.processes)
+                try:
+                    await self._around.logs.empty_large(name, names)
+                except Exception:
+                    log.exception("shard %s: emptying its logs", name)

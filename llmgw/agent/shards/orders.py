@@ -1,0 +1,162 @@
+"""Standing orders on disk: ``shards/<id>.json`` says how a shard runs and where its life is, written before anything
+starts; ``secrets/<id>.json`` holds what must never be shown. Both 0600."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from llmgw.agent.seams import Disk, Running
+from llmgw.agent.shards import late
+from llmgw.core.life import Life
+from llmgw.model.ids import Fence, ShardId
+from llmgw.model.launch import ENGINE, MAX_PROCESSES, LaunchSpec, Process
+from llmgw.wire import codec
+
+FOLDER = "shards"
+SECRETS = "secrets"
+ASIDE = "unreadable"
+FORMAT = 1
+SAFE_SHARD = re.compile(r"[a-z0-9][a-z0-9.-]{0,190}\Z")
+"""What may become part of a file's name: no slash, no dot in front."""
+SAFE_PROCESS = re.compile(r"[a-z0-9][a-z0-9-]{0,30}\Z")
+SAFE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+MAX_SPEC = 2 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredOrder:
+    """One shard as the next agent finds it. ``boot_id`` tells whether its processes can still be there."""
+
+    spec: LaunchSpec
+    life: Life
+    fence: Fence | None
+    boot_id: str
+    processes: tuple[Running, ...] = ()
+    manual: str = ""
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSecrets:
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Everything that an earlier agent left. ``unreadable``: shard -> why; its file is kept aside."""
+
+    orders: tuple[StoredOrder, ...]
+    unreadable: Mapping[str, str]
+
+
+class Orders:
+    """Reads and writes them."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    async def save(self, order: StoredOrder) -> None:
+        """Raises StalledError naming the file when the disk refuses."""
+        await self._disk.write(f"{FOLDER}/{order.spec.shard}.json", codec.dumps_readable(order))
+
+    async def save_secrets(self, shard: ShardId, values: Mapping[str, str]) -> None:
+        await self._disk.write(f"{SECRETS}/{shard}.json", codec.dumps(StoredSecrets(values=values)))
+
+    async def secrets(self, shard: ShardId) -> Mapping[str, str]:
+        """Raises CodecError when they can't be read; the message names no value."""
+        data = (await self._disk.read_all(SECRETS)).get(f"{shard}.json")
+        if data is None:
+            return {}
+        try:
+            return codec.loads(StoredSecrets, data, strict=False).values
+        except codec.CodecError:
+            # The cause may quote what it could not read.
+            raise codec.CodecError(
+                f"the secrets of shard {shard} can't be read: send its key again"
+            ) from None
+
+    async def remove(self, shard: ShardId, processes: tuple[str, ...], *, home: str) -> None:
+        """The order goes last: as long as it is there, forgetting is not done."""
+        await self._disk.remove(f"{SECRETS}/{shard}.json")
+        for process in processes:
+            for ending in ("json", "json.lock", "json.end", "json.new"):
+                await self._disk.remove(f"status/{shard}.{process}.{ending}")
+        await self._disk.remove_folder(f"logs/{shard}")
+        await self._disk.remove_folder(home)
+        await self._disk.remove(f"{FOLDER}/{shard}.json")
+
+    async def load(self) -> Found:
+        """Never raises for a file's sake: one broken order must not hide the others."""
+        orders: list[StoredOrder] = []
+        unreadable: dict[str, str] = {}
+        for name, data in sorted((await self._disk.read_all(FOLDER)).items()):
+            shard = name.removesuffix(".json")
+            try:
+                orders.append(_read(shard, data))
+            except codec.CodecError as wrong:
+                unreadable[shard] = str(wrong)
+                await self._put_aside(name, data)
+        for name in await self._disk.read_all(f"{FOLDER}/{ASIDE}"):
+            unreadable.setdefault(name.removesuffix(".json"), f"kept in {FOLDER}/{ASIDE}/{name}")
+        return Found(orders=tuple(orders), unreadable=unreadable)
+
+    async def discard_unreadable(self, shard: str) -> None:
+        await self._disk.remove(f"{FOLDER}/{ASIDE}/{shard}.json")
+
+    async def _put_aside(self, name: str, data: bytes) -> None:
+        await self._disk.write(f"{FOLDER}/{ASIDE}/{name}", data)
+        await self._disk.remove(f"{FOLDER}/{name}")
+
+
+def _read(shard: str, data: bytes) -> StoredOrder:
+    order = codec.loads(StoredOrder, data, strict=False)
+    if order.format != FORMAT:
+        raise codec.CodecError(f"its format is {order.format}, this agent reads {FORMAT}")
+    if order.spec.shard != shard:
+        raise codec.CodecError(f"it is the order of {order.spec.shard}")
+    return order
+
+
+def refused(spec: LaunchSpec, secrets: Mapping[str, str]) -> str | None:
+    """Why a start can't be taken as it is, or None. What the controller computed is only checked, never mended."""
+    return (
+        _refused_shape(spec)
+        or _refused_late(spec, secrets)
+        or next((why for process in spec.processes if (why := _refused_process(process))), None)
+    )
+
+
+def _refused_shape(spec: LaunchSpec) -> str | None:
+    if not SAFE_SHARD.match(spec.shard):
+        return f"shard id {spec.shard!r} can't name a file"
+    names = [process.name for process in spec.processes]
+    if not 1 <= len(names) <= MAX_PROCESSES:
+        return f"{len(names)} processes; 1 to {MAX_PROCESSES} are possible"
+    if names[-1] != ENGINE or len(set(names)) != len(names):
+        return f"processes {', '.join(names)}: each needs its own name, and the last must be {ENGINE!r}"
+    if len(codec.dumps(spec)) > MAX_SPEC:
+        return f"longer than {MAX_SPEC} bytes"
+    return None
+
+
+def _refused_late(spec: LaunchSpec, secrets: Mapping[str, str]) -> str | None:
+    if unknown := late.unknown(spec):
+        return f"unknown late value ${{{unknown[0]}}}"
+    if missing := sorted(late.secrets_used(spec) - set(secrets)):
+        return f"no value came for {', '.join(missing)}"
+    return None
+
+
+def _refused_process(process: Process) -> str | None:
+    if not SAFE_PROCESS.match(process.name):
+        return f"process name {process.name!r}: lower-case letters, digits and - only"
+    if not process.argv:
+        return f"process {process.name} has no command"
+    if any("\0" in text for text in (*process.argv, *process.env.values())):
+        return f"process {process.name}: a NUL in its command or environment"
+    if bad := next((name for name in process.env if not SAFE_NAME.match(name)), None):
+        return f"process {process.name}: {bad!r} can't name an environment variable"
+    for file in process.files:
+        if file.path.startswith("/") or ".." in file.path.split("/") or not file.path or "\0" in file.path:
+            return f"process {process.name}: file {file.path!r} must lie below the shard's home"
+    return None

@@ -1,0 +1,134 @@
+"""Is it ready, does it still answer, has it drained: the questions a shard is asked while its engine runs."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from llmgw.agent.seams import Answer
+from llmgw.agent.shards.surroundings import Surroundings
+from llmgw.core.life import Drained, Event, PortOpen, ProbeFailed, Ready, Waiting
+from llmgw.core.lifecycle import DRAIN_SETTLE
+from llmgw.model.launch import HttpProbe, LaunchSpec
+
+OK = 200
+CONNECT_WITHIN = 2.0
+TOKEN_WITHIN = 120.0
+"""Seconds for the first token: engines compile and warm up under it."""
+ALIVE_FAILURES = 5
+"""In a row, until a ready shard counts as not answering: an engine busy with a long prompt may miss some."""
+DRAIN_EVERY = 1.0
+FIRST_PAUSE = 0.1
+MAX_ANSWER = 160
+
+Tell = Callable[[Event], None]
+
+
+def pauses(longest: float) -> Iterator[float]:
+    """Short first: small models are up at once."""
+    pause = min(FIRST_PAUSE, longest)
+    while True:
+        yield pause
+        pause = min(pause * 1.5, longest)
+
+
+class Questions:
+    """``key`` is the replica's, for probes that need it."""
+
+    def __init__(self, spec: LaunchSpec, around: Surroundings, key: str | None, tell: Tell) -> None:
+        self._spec = spec
+        self._probes = spec.probes
+        self._around = around
+        self._key = key
+        self._tell = tell
+
+    async def await_port(self) -> None:
+        probes = self._probes
+        assert probes.port is not None, "a shard without HTTP has no port to wait for"
+        for pause in pauses(self._spec.timeouts.health):
+            if await self._around.probe.port_open(probes.host, probes.port, timeout=CONNECT_WITHIN):
+                self._tell(PortOpen())
+                return
+            await asyncio.sleep(pause)
+
+    async def await_ready(self) -> None:
+        if self._probes.port is None:
+            await asyncio.sleep(self._spec.timeouts.alive_grace)
+            self._tell(Ready())
+            return
+        for pause in pauses(self._spec.timeouts.health):
+            why = await self._not_ready(self._probes.port)
+            if why is None:
+                self._tell(Ready())
+                return
+            self._tell(Waiting(reason=why))
+            await asyncio.sleep(pause)
+
+    async def watch(self) -> None:
+        """As long as it is ready."""
+        alive, failures = self._probes.alive, 0
+        while alive is not None and self._probes.port is not None:
+            await asyncio.sleep(self._spec.timeouts.health)
+            why = await self._wrong(alive, timeout=self._spec.timeouts.health_request)
+            failures = failures + 1 if why else 0
+            if why and failures >= ALIVE_FAILURES:
+                self._tell(ProbeFailed(why=why))
+                return
+
+    async def drain(self) -> None:
+        """What can't be counted is waited for until the deadline."""
+        await asyncio.sleep(DRAIN_SETTLE)
+        metric, port = self._probes.in_flight, self._probes.port
+        if metric is None or port is None:
+            self._tell(Waiting(reason="requests in flight that this engine does not count"))
+            return
+        while True:
+            count = await self._around.probe.in_flight(
+                self._probes.host, port, metric, key=self._key, timeout=self._spec.timeouts.health_request
+            )
+            if count == 0:
+                self._tell(Drained())
+                return
+            told = "an unknown number of" if count is None else f"{count:.0f}"
+            self._tell(Waiting(reason=f"{told} requests in flight"))
+            await asyncio.sleep(DRAIN_EVERY)
+
+    async def _not_ready(self, port: int) -> str | None:
+        """Three questions and a token; the first that fails."""
+        if stranger := await self._stranger(port):
+            return stranger
+        for probe in self._probes.ready:
+            if why := await self._wrong(probe, timeout=self._spec.timeouts.health_request):
+                return why
+        if self._probes.token is not None:
+            return await self._wrong(self._probes.token, timeout=TOKEN_WITHIN)
+        return None
+
+    async def _stranger(self, port: int) -> str | None:
+        """A healthy answer proves nothing when somebody else gives it."""
+        found = await self._around.spawner.listener(port)
+        if found is None:
+            return f"nothing listens on port {port} any more"
+        pid, shard = found
+        if shard == self._spec.shard:
+            return None
+        if pid == 0:
+            return f"port {port} is held by a process of another user"
+        return f"port {port} is held by pid {pid}" + (
+            f" of shard {shard}" if shard else ", which is not ours"
+        )
+
+    async def _wrong(self, probe: HttpProbe, *, timeout: float) -> str | None:
+        answer = await self._around.probe.ask(
+            self._probes.host, self._probes.port or 0, probe, key=self._key, timeout=timeout
+        )
+        return wrong_with(probe, answer)
+
+
+def wrong_with(probe: HttpProbe, answer: Answer) -> str | None:
+    if answer.status == 0:
+        return f"{probe.path}: {answer.text}"
+    if answer.status != OK:
+        text = " ".join(answer.text.split())[:MAX_ANSWER]
+        return f"{probe.path} answered {answer.status}" + (f": {text}" if text else "")
+    if probe.contains is not None and probe.contains not in answer.text:
+        return f"{probe.path} does not name {probe.contains}"
+    return None

@@ -1,0 +1,80 @@
+"""What is told of a shard: its report, and journal entries for what becomes of it. Pure."""
+
+from dataclasses import dataclass
+
+from llmgw.agent.seams import JournalEvent, Running
+from llmgw.core.life import Life
+from llmgw.core.lifecycle import describe_exit
+from llmgw.model.facts import Gpu
+from llmgw.model.ids import ShardId
+from llmgw.model.launch import LaunchSpec
+from llmgw.model.report import ComputesOn, Exit, ShardReport, ShardState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What only the running agent knows of a shard."""
+
+    engine: Running | None = None
+    last_line: str = ""
+    manual: str = ""
+    problem: str = ""
+    gpus: tuple[Gpu, ...] = ()
+
+
+def report(spec: LaunchSpec, life: Life, seen: Seen) -> ShardReport:
+    engine = seen.engine.engine if seen.engine else None
+    return ShardReport(
+        shard=spec.shard,
+        replica=spec.replica,
+        rank=spec.rank,
+        ranks=spec.ranks,
+        model=spec.model,
+        profile=spec.profile,
+        spec_digest=spec.spec_digest,
+        state=life.state.value,
+        reason=f"{life.reason}; {seen.problem}"
+        if seen.problem and life.reason
+        else life.reason or seen.problem,
+        since=life.since,
+        attempts=life.attempts,
+        pid=engine.pid if engine else None,
+        started=life.started,
+        ready_at=life.ready_at,
+        next_try=life.next_try,
+        loading_seconds=life.loading_seconds,
+        last_error=life.last_error,
+        last_exit=life.last_exit,
+        last_line=seen.last_line,
+        claims=spec.claims,
+        port=spec.probes.port,
+        leader_address=spec.leader_address,
+        computes_on=_computes_on(spec.shard, seen.gpus) if engine else None,
+        manual=seen.manual,
+    )
+
+
+def _computes_on(shard: str, gpus: tuple[Gpu, ...]) -> ComputesOn:
+    """GPUs that its processes hold memory of; none: the CPU."""
+    held = {
+        gpu.uuid: sum(process.memory or 0 for process in gpu.processes if process.shard == shard)
+        for gpu in gpus
+        if any(process.shard == shard for process in gpu.processes)
+    }
+    return ComputesOn(gpus=held)
+
+
+def moved(spec: LaunchSpec, before: ShardState, life: Life) -> JournalEvent:
+    text = f"{before.value} → {life.state.value}" + (f": {life.reason}" if life.reason else "")
+    fields = {"from": before.value, "to": life.state.value, "replica": spec.replica, "model": spec.model}
+    return JournalEvent(kind="shard-state", subject=spec.shard, text=text, fields=fields)
+
+
+def ended(shard: ShardId, exit_: Exit) -> JournalEvent:
+    fields = {"process": exit_.process, "code": exit_.code, "signal": exit_.signal}
+    told = {name: str(value) for name, value in fields.items() if value is not None}
+    return JournalEvent(kind="shard-exit", subject=shard, text=describe_exit(exit_), fields=told)
+
+
+def problem(shard: str, text: str) -> JournalEvent:
+    return JournalEvent(kind="problem", subject=shard, text=text)

@@ -1,0 +1,272 @@
+"""One shard: brings what happens to the lifecycle's table, writes what it says to disk, and carries it out. The only
+writer of the shard's life. Decides nothing."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from llmgw.agent.seams import Running
+from llmgw.agent.shards import clearing, launching, reports
+from llmgw.agent.shards.jobs import await_jobs
+from llmgw.agent.shards.orders import StoredOrder
+from llmgw.agent.shards.readiness import Questions
+from llmgw.agent.shards.started import Started
+from llmgw.agent.shards.surroundings import Surroundings
+from llmgw.core.life import (
+    LIVE,
+    TERMINAL,
+    Action,
+    DeadlinePassed,
+    Event,
+    Exited,
+    JobsFailed,
+    LaunchRefused,
+    Life,
+    Waiting,
+)
+from llmgw.core.lifecycle import rules_of, step
+from llmgw.model.facts import Gpu
+from llmgw.model.launch import LaunchSpec
+from llmgw.model.problems import LlmgwError
+from llmgw.model.report import Exit, ShardReport, ShardState
+from llmgw.wire.codec import CodecError
+
+log = logging.getLogger(__name__)
+
+AGAIN_AFTER = 5.0
+"""Seconds until an activity that has broken is begun again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Letter:
+    """An event on its way to the table. ``turn`` is the activity's or the deadline's that it belongs to: what was
+    overtaken by another says nothing any more. None: whenever it comes."""
+
+    event: Event
+    turn: int | None = None
+    taken: "asyncio.Future[None] | None" = None
+
+
+class Shard:
+    """Begun by ``begin`` with what has become of it; then ``tell`` commands. ``close`` leaves its processes alone."""
+
+    def __init__(self, order: StoredOrder, around: Surroundings) -> None:
+        self._order = order
+        self._around = around
+        self._rules = rules_of(order.spec)
+        self._inbox: asyncio.Queue[_Letter] = asyncio.Queue()
+        self._started = Started(order.spec, around, self._ended)
+        self._main: asyncio.Task[None] | None = None
+        self._activity: asyncio.Task[None] | None = None
+        self._turn = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_turn = 0
+        self._problem = ""
+
+    @property
+    def spec(self) -> LaunchSpec:
+        return self._order.spec
+
+    @property
+    def life(self) -> Life:
+        return self._order.life
+
+    @property
+    def order(self) -> StoredOrder:
+        return self._order
+
+    @property
+    def terminal(self) -> bool:
+        return self.life.state in TERMINAL
+
+    @property
+    def problem(self) -> str:
+        return self._problem
+
+    def report(self, gpus: tuple[Gpu, ...] = ()) -> ShardReport:
+        shown = self.life.state in LIVE or self.life.state in (ShardState.DRAINING, ShardState.STOPPING)
+        seen = reports.Seen(
+            engine=self._started.engine,
+            last_line=self._around.logs.last_line(self.spec.shard, "engine") if shown else "",
+            manual=self._order.manual,
+            problem=self._problem,
+            gpus=gpus,
+        )
+        return reports.report(self.spec, self.life, seen)
+
+    def begin(self, *events: Event, running: tuple[Running, ...] = ()) -> None:
+        """``running``: processes found, whose ends are watched from now on."""
+        for one in running:
+            self._started.watch(one)
+        for event in events:
+            self._inbox.put_nowait(_Letter(event=event))
+        self._main = asyncio.ensure_future(self._run())
+
+    async def tell(self, event: Event, *, manual: str = "") -> None:
+        """Returns when the event has been taken in and what it means is on disk."""
+        if manual:
+            self._order = replace(self._order, manual=manual)
+        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._inbox.put_nowait(_Letter(event=event, taken=taken))
+        assert self._main is not None, "begun before it is told anything"
+        await asyncio.wait({taken, self._main}, return_when=asyncio.FIRST_COMPLETED)
+        if not taken.done():
+            self._main.result()  # the watch over this shard has ended: say why, rather than wait for ever
+
+    async def close(self) -> None:
+        """Stops watching; the processes run on."""
+        self._disarm()
+        tasks = [task for task in (self._main, self._activity, *self._started.tasks()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- The table ----------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            letter = await self._inbox.get()
+            try:
+                if letter.turn is None or letter.turn in (self._turn, self._timer_turn):
+                    await self._advance(letter.event)
+            except Exception:
+                # One event that could not be taken in must not end the watch over a running engine.
+                log.exception("shard %s: taking in %r", self.spec.shard, type(letter.event).__name__)
+            finally:
+                if letter.taken is not None and not letter.taken.done():
+                    letter.taken.set_result(None)
+
+    async def _advance(self, event: Event) -> None:
+        before = self.life
+        life, actions = step(before, event, self._around.clock.now(), self._rules)
+        if life == before and not actions:
+            return
+        self._order = replace(self._order, life=life, processes=self._started.running)
+        if replace(life, reason="") != replace(before, reason="") or actions:
+            await self._save()
+        self._publish(before, life)
+        if life.deadline != before.deadline or life.state is not before.state or actions:
+            self._arm(life)
+        for action in actions:
+            await self._begin_activity(action)
+
+    async def _save(self) -> None:
+        try:
+            await self._around.orders.save(self._order)
+        except LlmgwError as wrong:
+            if not self._problem:
+                self._around.events(reports.problem(self.spec.shard, str(wrong)))
+            self._problem = str(wrong)
+        else:
+            self._problem = ""
+
+    def _publish(self, before: Life, life: Life) -> None:
+        if life.state is not before.state:
+            log.info(
+                "shard %s: %s -> %s: %s", self.spec.shard, before.state.value, life.state.value, life.reason
+            )
+            self._around.events(reports.moved(self.spec, before.state, life))
+        self._around.events(self.report())
+
+    # ---- Time ---------------------------------------------------------------------------------------------
+
+    def _arm(self, life: Life) -> None:
+        """The deadline is turned into the loop's time once, so that a clock that is set moves no deadline."""
+        self._disarm()
+        if life.deadline is None:
+            return
+        seconds = (life.deadline - self._around.clock.now()).total_seconds()
+        self._timer_turn = self._next_turn()
+        letter = _Letter(event=DeadlinePassed(), turn=self._timer_turn)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(seconds, 0), self._inbox.put_nowait, letter)
+
+    def _disarm(self) -> None:
+        self._timer_turn = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _next_turn(self) -> int:
+        return max(self._turn, self._timer_turn) + 1
+
+    # ---- Activities ---------------------------------------------------------------------------------------
+
+    async def _begin_activity(self, action: Action) -> None:
+        if self._activity is not None:
+            self._activity.cancel()
+            await asyncio.gather(self._activity, return_exceptions=True)
+            self._activity = None
+        self._turn = self._next_turn()
+        if action is Action.REST:
+            return
+        if action is Action.LAUNCH and self._problem:
+            # What can't be written isn't started: the next agent would not know of it.
+            refused = LaunchRefused(error=f"its order can't be written: {self._problem}", mismatch=True)
+            self._inbox.put_nowait(_Letter(event=refused, turn=self._turn))
+            return
+        self._activity = asyncio.ensure_future(self._perform(action, self._turn))
+
+    async def _perform(self, action: Action, turn: int) -> None:
+        def tell(event: Event) -> None:
+            self._inbox.put_nowait(_Letter(event=event, turn=turn))
+
+        while True:
+            try:
+                await self._activities(action, tell)()
+            except Exception as wrong:
+                log.exception("shard %s: %s has broken", self.spec.shard, action.value)
+                tell(_broken(action, wrong))
+            else:
+                return
+            if action in (Action.AWAIT_JOBS, Action.LAUNCH):
+                return
+            await asyncio.sleep(AGAIN_AFTER)
+
+    def _activities(self, action: Action, tell: Callable[[Event], None]) -> Callable[[], Awaitable[None]]:
+        match action:
+            case Action.AWAIT_JOBS:
+                return lambda: await_jobs(self.spec, self._around, tell)
+            case Action.LAUNCH:
+                return lambda: launching.launch(self.spec, self._around, self._started, tell)
+            case Action.CLEAR:
+                return lambda: clearing.clear(self.spec, self._around, self._started, tell)
+            case Action.AWAIT_PORT | Action.AWAIT_READY | Action.WATCH | Action.DRAIN:
+                return lambda: self._ask(action, tell)
+            case Action.REST:
+                raise AssertionError("resting is no activity")
+
+    async def _ask(self, action: Action, tell: Callable[[Event], None]) -> None:
+        try:
+            secrets = await self._around.orders.secrets(self.spec.shard)
+        except CodecError as wrong:
+            tell(Waiting(reason=str(wrong)))
+            secrets = {}
+        questions = Questions(self.spec, self._around, secrets.get("key"), tell)
+        match action:
+            case Action.AWAIT_PORT:
+                await questions.await_port()
+            case Action.AWAIT_READY:
+                await questions.await_ready()
+            case Action.WATCH:
+                await questions.watch()
+            case _:
+                await questions.drain()
+
+    def _ended(self, exit_: Exit) -> None:
+        self._around.events(reports.ended(self.spec.shard, exit_))
+        process = next((one for one in self.spec.processes if one.name == exit_.process), None)
+        if process is None or not process.optional:
+            self._inbox.put_nowait(_Letter(event=Exited(exit=exit_)))
+
+
+def _broken(action: Action, wrong: Exception) -> Event:
+    text = f"{action.value} has broken: {type(wrong).__name__}: {wrong}"
+    match action:
+        case Action.AWAIT_JOBS:
+            return JobsFailed(error=text, retry=True)
+        case Action.LAUNCH:
+            return LaunchRefused(error=text, processes=True)
+        case _:
+            return Waiting(reason=text)
