@@ -1,0 +1,33 @@
+"""What makes a saved plan stale: a digest of the part of the reports that decides. Never amounts, counters or times."""
+
+from typing import Any
+
+from llmgw.core.survey import NodeView, Survey
+from llmgw.model.ids import digest
+from llmgw.model.report import ShardReport
+
+_SETTLING = frozenset({"pending", "installing", "fetching", "starting", "loading"})
+
+
+def observed_digest(survey: Survey) -> str:
+    return digest([_node(view) for view in survey.nodes.values()])
+
+
+def _node(view: NodeView) -> list[Any]:
+    """Boot, agent, GPUs with health and whether strangers hold them, shards and how they are, jobs that are done."""
+    report = view.report
+    gpus = view.facts.gpus if view.facts is not None and not view.presumed else ()
+    return [
+        view.name,
+        view.reach.value,
+        [report.agent.boot_id, report.agent.version, report.agent.fleet] if report is not None else None,
+        sorted(
+            [gpu.uuid, sorted(gpu.health), any(process.shard is None for process in gpu.processes)]
+            for gpu in gpus
+        ),
+        sorted([shard.shard, _coarse(shard)] for shard in report.shards) if report is not None else None,
+    ]
+
+
+def _coarse(shard: ShardReport) -> str:
+    return "coming" if shard.state in _SETTLING else shard.state

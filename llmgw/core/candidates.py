@@ -1,0 +1,167 @@
+"""Which nodes may take a model at all, and how those that do not are told: one by one in a small fleet, together by
+reason in a large one."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from llmgw.core.adapter import Need
+from llmgw.core.amounts import names, size
+from llmgw.core.claims import NodeLedger
+from llmgw.core.fitting import Fit, describe, fit, need_text, suits
+from llmgw.model.manifest import Gpus, PlacementRules
+from llmgw.model.plan import Rejection
+
+LOOK_CLOSELY = 64
+"""Candidates up to which every single one is explained, with its holders; beyond that by their numbers only."""
+TELL_APART = 8
+"""Nodes that share a reason are listed one by one up to here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What one replica asks for. ``weights`` is the digest of its weights, where they have one."""
+
+    model: str
+    gpus: Gpus
+    need: Need
+    nodes: int
+    rules: PlacementRules
+    weights: str | None = None
+
+    @property
+    def spread(self) -> bool:
+        return self.rules.spread == "node"
+
+    @property
+    def rules_key(self) -> tuple[object, ...]:
+        """Equal for requests that have the same candidates."""
+        labels = tuple(sorted(self.rules.labels.items()))
+        return (self.rules.pool, labels, self.rules.nodes, self.gpus, self.need.gpu_memory)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """Nodes that the rules allow, and those they do not, with the reason."""
+
+    nodes: tuple[NodeLedger, ...]
+    allowed: frozenset[int]
+    rejections: tuple[Rejection, ...]
+
+
+def candidates(request: Request, ledgers: Iterable[NodeLedger]) -> Candidates:
+    allowed, refused = [], []
+    for ledger in ledgers:
+        if ledger.view.desired is None:
+            continue
+        if rejection := _against_rules(request, ledger):
+            refused.append(rejection)
+        else:
+            allowed.append(ledger)
+    return Candidates(
+        nodes=tuple(allowed),
+        allowed=frozenset(ledger.order for ledger in allowed),
+        rejections=merge(refused),
+    )
+
+
+def breaks_rules(ledger: NodeLedger, rules: PlacementRules) -> str:
+    """Why a node is not one that the rules ask for; empty when it is."""
+    node = ledger.view.desired
+    if node is None:
+        return "not in Git"
+    if rules.nodes and node.name not in rules.nodes:
+        return "not among placement.nodes"
+    if node.spec.pool != rules.pool:
+        return f"in pool {node.spec.pool}, not {rules.pool}"
+    for key, wanted in sorted(rules.labels.items()):
+        if (have := node.labels.get(key)) != wanted:
+            return f"label {key} is {have}, not {wanted}" if have else f"has no label {key}={wanted}"
+    return ""
+
+
+def _against_rules(request: Request, ledger: NodeLedger) -> Rejection | None:
+    name = ledger.view.name
+    if reason := breaks_rules(ledger, request.rules) or ledger.view.obstacle:
+        return Rejection(node=name, reason=reason)
+    if not request.gpus.per_node:
+        return None
+    if not ledger.gpus:
+        facts = ledger.view.facts
+        problems = "; ".join(facts.problems) if facts is not None else ""
+        return Rejection(node=name, reason="has no GPUs" + (f" ({problems})" if problems else ""))
+    if not any(suits(ledger, entry, request.gpus, request.need) for entry in ledger.gpus):
+        kinds = sorted({f"{entry.gpu.gpu_class} of {size(entry.gpu.memory_total)}" for entry in ledger.gpus})
+        return Rejection(
+            node=name,
+            reason="has no GPU of that kind",
+            need=need_text(request.gpus, request.need),
+            have=names(kinds),
+        )
+    return None
+
+
+def turned_down(request: Request, among: Candidates, chosen: Mapping[str, object]) -> tuple[Rejection, ...]:
+    """Every candidate but the chosen ones, with the reason it was not taken."""
+    rest = [ledger for ledger in among.nodes if ledger.view.name not in chosen]
+    told = _closely if len(among.nodes) <= LOOK_CLOSELY else _by_numbers
+    return (*told(request, rest, first=next(iter(chosen), "")), *among.rejections)
+
+
+def _closely(request: Request, rest: list[NodeLedger], *, first: str) -> tuple[Rejection, ...]:
+    found = []
+    for ledger in rest:
+        answer = fit(ledger, request.gpus, request.need)
+        if isinstance(answer, Fit):
+            found.append(
+                Rejection(node=ledger.view.name, reason=_second_best(first), have=_room(request, ledger))
+            )
+        else:
+            reason, need, have = describe(ledger, answer, request.gpus, request.need)
+            found.append(Rejection(node=ledger.view.name, reason=reason, need=need, have=have))
+    return merge(found)
+
+
+def _by_numbers(request: Request, rest: list[NodeLedger], *, first: str) -> tuple[Rejection, ...]:
+    """Without asking each node closely: what its counters say is enough to be told together."""
+    groups: dict[tuple[bool, int], list[str]] = {}
+    least = request.gpus.per_node if request.gpus.share is None else 0
+    whole = bool(least)
+    for ledger in rest:
+        room = ledger.free_whole >= least
+        groups.setdefault((room, ledger.free_whole if whole else 0), []).append(ledger.view.name)
+    need = need_text(request.gpus, request.need)
+    found = []
+    for (room, free), nodes in sorted(groups.items()):
+        have = f"{free} free on each" if whole else ""
+        if room and first:
+            found.append(Rejection(node=names(nodes), reason=_second_best(first), have=have))
+        else:
+            reason = "not enough GPU" if whole and not room else "not enough room"
+            found.append(Rejection(node=names(nodes), reason=reason, need=need, have=have))
+    return tuple(found)
+
+
+def _second_best(first: str) -> str:
+    return f"comes after {first}" if first else "has room, but not for all ranks together"
+
+
+def _room(request: Request, ledger: NodeLedger) -> str:
+    if request.gpus.per_node:
+        return f"{ledger.free_whole} of {len(ledger.gpus)} GPUs free"
+    free = ledger.memory_free()
+    return f"{size(free)} of memory free" if free is not None else ""
+
+
+def merge(rejections: Iterable[Rejection]) -> tuple[Rejection, ...]:
+    """Those that say the same of many nodes become one."""
+    groups: dict[tuple[str, str, str], list[Rejection]] = {}
+    for rejection in rejections:
+        groups.setdefault((rejection.reason, rejection.need, rejection.have), []).append(rejection)
+    told: list[Rejection] = []
+    for (reason, need, have), same in groups.items():
+        if len(same) > TELL_APART:
+            who = names(rejection.node for rejection in same)
+            told.append(Rejection(node=who, reason=reason, need=need, have=have))
+        else:
+            told += same
+    return tuple(told)

@@ -1,0 +1,75 @@
+"""Every field in which two values differ, by its dotted path, and whether it forces a replacement.
+
+Both sides are compared as resolved values, after defaults: that a default is written down is no difference.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from llmgw.model.plan import FieldChange
+from llmgw.model.record import ReplicaSpec
+from llmgw.wire import codec
+
+IN_PLACE = (
+    "spec.aliases",
+    "spec.placement",
+    "spec.priority",
+    "spec.profile",
+    "spec.protect",
+    "spec.replicas",
+    "spec.rollout",
+    "spec.servedName",
+)
+"""What changes without touching a running shard. ``profile`` and ``servedName`` are names here: what they stand for is
+compared under ``profile.`` and ``servedName``."""
+
+
+def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Leaves of two JSON values that differ; lists are leaves, None and absent are the same."""
+    if isinstance(old, dict) or isinstance(new, dict):
+        before, after = old or {}, new or {}
+        if isinstance(before, dict) and isinstance(after, dict):
+            for key in sorted({*before, *after}):
+                yield from differences(before.get(key), after.get(key), f"{path}.{key}" if path else key)
+            return
+    if old != new:
+        yield path, old, new
+
+
+def spec_changes(old: ReplicaSpec, new: ReplicaSpec, *, replaces: bool) -> tuple[FieldChange, ...]:
+    """Field by field from what a replica runs to what Git asks for. ``replaces``: the digests differ."""
+    if old == new:
+        return ()
+    return tuple(
+        FieldChange(
+            path=path,
+            old=text(before),
+            new=text(after),
+            forces_replacement=replaces and not _in_place(path),
+        )
+        for path, before, after in differences(_readable(old), _readable(new))
+    )
+
+
+def change(path: str, old: Any, new: Any) -> FieldChange:
+    return FieldChange(path=path, old=text(codec.to_json(old)), new=text(codec.to_json(new)))
+
+
+def text(value: Any) -> str | None:
+    """JSON text; None when there is nothing."""
+    return None if value is None else json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def _readable(spec: ReplicaSpec) -> Any:
+    """Paths as people know them from manifests: ``spec.args`` is the model's, ``profile.args`` the profile's."""
+    return {
+        "spec": codec.to_json(spec.model),
+        "profile": codec.to_json(spec.profile),
+        "servedName": spec.served_name,
+        "keyId": spec.key_id,
+    }
+
+
+def _in_place(path: str) -> bool:
+    return any(path == known or path.startswith(f"{known}.") for known in IN_PLACE)

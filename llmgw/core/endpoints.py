@@ -1,0 +1,48 @@
+"""Which replicas can be called right now: what a gateway reads from the record."""
+
+from llmgw.core.condition import Condition, Health, condition
+from llmgw.core.survey import Survey
+from llmgw.model.record import Endpoint, Record, ReplicaPhase, ReplicaRecord
+
+
+def endpoints(record: Record, seen: Survey) -> tuple[Endpoint, ...]:
+    """One for each replica that serves or drains, by model and ordinal. Of a node that can't be asked, what was
+    published stays published: unknown is not stopped."""
+    before = {endpoint.replica: endpoint.state for endpoint in record.endpoints}
+    found = []
+    for replica in sorted(record.replicas.values(), key=lambda each: (each.model, each.ordinal, each.n)):
+        state = _state(replica, condition(replica, seen), before.get(replica.id))
+        if state:
+            found.append(_endpoint(record, replica, state))
+    return tuple(found)
+
+
+def _state(replica: ReplicaRecord, seen: Condition, before: str | None) -> str:
+    match replica.phase:
+        case ReplicaPhase.STARTING | ReplicaPhase.STOPPING:
+            return ""
+        case ReplicaPhase.SERVING:
+            if seen.health is Health.UNKNOWN:
+                return before or ""
+            if seen.health is Health.DRAINING:
+                return "draining"
+            return "ready" if seen.health is Health.READY else ""
+        case ReplicaPhase.DRAINING:
+            alive = seen.health in (Health.READY, Health.DRAINING)
+            return "draining" if alive or (seen.health is Health.UNKNOWN and before) else ""
+
+
+def _endpoint(record: Record, replica: ReplicaRecord, state: str) -> Endpoint:
+    model = record.models.get(replica.model)
+    leader = replica.ranks[0]
+    return Endpoint(
+        model=replica.model,
+        served_name=replica.spec.served_name,
+        aliases=model.aliases if model is not None else (),
+        replica=replica.id,
+        address=leader.address,
+        port=leader.ports[0],
+        key_id=replica.spec.key_id,
+        state=state,
+        adapters=tuple(adapter.name for adapter in replica.spec.model.adapters),
+    )

@@ -1,0 +1,129 @@
+"""Does one rank fit on one node right now: which GPUs and ports it would get, or what is missing, with numbers."""
+
+from dataclasses import dataclass
+
+from llmgw.core.adapter import Need
+from llmgw.core.amounts import plural, size
+from llmgw.core.claims import GpuLedger, NodeLedger
+from llmgw.model.claims import GpuClaim
+from llmgw.model.manifest import Gpus
+
+NOBODY: frozenset[str] = frozenset()
+BLAMED = 4
+"""GPUs whose holders are named one by one; the others are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    ledger: NodeLedger
+    gpus: tuple[GpuClaim, ...]
+    ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misfit:
+    """``lack`` is gpus, memory or ports; the words are made by :func:`describe` when somebody reads them."""
+
+    lack: str
+    fitting: int = 0  # GPUs, memory or ports that there are
+
+
+def fit(
+    ledger: NodeLedger,
+    gpus: Gpus,
+    need: Need,
+    *,
+    without: frozenset[str] = NOBODY,
+    soon: bool = False,
+) -> Fit | Misfit:
+    chosen = _gpus(ledger, gpus, need, without=without, soon=soon)
+    if len(chosen) < _wanted(gpus):
+        return Misfit(lack="gpus", fitting=len(chosen))
+    if need.memory:
+        free = ledger.memory_free(without=without, soon=soon)
+        if free is None and not ledger.view.presumed:
+            return Misfit(lack="memory", fitting=-1)
+        if free is not None and free < need.memory:
+            return Misfit(lack="memory", fitting=max(free, 0))
+    ports = ledger.free_ports(need.ports)
+    if len(ports) < need.ports:
+        return Misfit(lack="ports", fitting=len(ports))
+    claims = tuple(GpuClaim(uuid=entry.gpu.uuid, memory=gpus.share) for entry in chosen)
+    return Fit(ledger=ledger, gpus=claims, ports=ports)
+
+
+def suits(ledger: NodeLedger, entry: GpuLedger, gpus: Gpus, need: Need) -> bool:
+    """Whether the GPU is of the right kind, whoever holds it. Presumed GPUs of unknown size count as large enough."""
+    if gpus.gpu_class is not None and entry.gpu.gpu_class != gpus.gpu_class:
+        return False
+    least = max(gpus.min_memory, need.gpu_memory or 0)
+    return entry.gpu.memory_total >= least or (ledger.view.presumed and not entry.gpu.memory_total)
+
+
+def still_good(ledger: NodeLedger, uuids: tuple[str, ...]) -> bool:
+    """Whether GPUs that a replica holds already can still be used: present, healthy, nobody else's."""
+    entries = {entry.gpu.uuid: entry for entry in ledger.gpus}
+    return all(uuid in entries and not entries[uuid].unusable and not entries[uuid].foreign for uuid in uuids)
+
+
+def _wanted(gpus: Gpus) -> int:
+    return 1 if gpus.share is not None and gpus.per_node else gpus.per_node
+
+
+def _gpus(
+    ledger: NodeLedger, gpus: Gpus, need: Need, *, without: frozenset[str], soon: bool
+) -> list[GpuLedger]:
+    wanted = _wanted(gpus)
+    if not wanted:
+        return []
+    if gpus.share is None:
+        found = []
+        for entry in ledger.gpus:
+            if suits(ledger, entry, gpus, need) and entry.whole(without=without, soon=soon):
+                found.append(entry)
+                if len(found) == wanted:
+                    break
+        return found
+    rooms = [
+        (entry.free(without=without, soon=soon), position, entry)
+        for position, entry in enumerate(ledger.gpus)
+        if suits(ledger, entry, gpus, need)
+    ]
+    # The fullest GPU with room: whole ones stay free for those that need them.
+    fitting = sorted(room for room in rooms if room[0] >= gpus.share)
+    return [fitting[0][2]] if fitting else []
+
+
+def need_text(gpus: Gpus, need: Need) -> str:
+    """``2 whole GPUs of 70.0 GiB``, ``12.0 GiB of one GPU``, ``2.0 GiB of memory``."""
+    parts = []
+    if gpus.share is not None and gpus.per_node:
+        parts.append(f"{size(gpus.share)} of one GPU")
+    elif gpus.per_node:
+        kind = f" {gpus.gpu_class}" if gpus.gpu_class else ""
+        least = max(gpus.min_memory, need.gpu_memory or 0)
+        each = f" with {size(least)} on each" if least else ""
+        parts.append(plural(gpus.per_node, f"whole GPU{kind}", f"whole GPUs{kind}") + each)
+    if need.memory:
+        parts.append(f"{size(need.memory)} of memory")
+    return " and ".join(parts) or plural(need.ports, "free port")
+
+
+def describe(ledger: NodeLedger, misfit: Misfit, gpus: Gpus, need: Need) -> tuple[str, str, str]:
+    """Reason, need and have: the whole story of one node."""
+    if misfit.lack == "gpus":
+        kin = [entry for entry in ledger.gpus if suits(ledger, entry, gpus, need)]
+        held = [f"GPU {entry.gpu.index} {entry.state()}" for entry in kin if not entry.whole()]
+        more = [f"{len(held) - BLAMED} more are held"] if len(held) > BLAMED else []
+        free = f"{misfit.fitting} of {plural(len(kin), 'GPU')} free" if gpus.share is None else ""
+        have = "; ".join(part for part in (free, *held[:BLAMED], *more) if part)
+        return "not enough GPU", need_text(gpus, need), have
+    if misfit.lack == "memory":
+        if misfit.fitting < 0:
+            return "its memory is not known", f"{size(need.memory)} of memory", ""
+        held = [f"{holding.holder} holds {size(holding.memory or 0)}" for holding in ledger.memory]
+        have = ", ".join((f"{size(misfit.fitting)} free of {size(ledger.memory_total or 0)}", *held[:BLAMED]))
+        return "not enough memory", f"{size(need.memory)} of memory", have
+    ports = ledger.ports
+    text = f"{misfit.fitting} free of {ports.from_port} to {ports.to_port}"
+    return "not enough ports", plural(need.ports, "free port"), text

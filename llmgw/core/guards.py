@@ -1,0 +1,108 @@
+"""What must never happen: refusals of a whole plan, and removals that nobody meant."""
+
+from collections.abc import Iterable, Mapping
+
+from llmgw.core.amounts import plural
+from llmgw.model.desired import Desired
+from llmgw.model.plan import Action, Change
+from llmgw.model.problems import StalledError
+from llmgw.model.record import ModelRecord, Record, ReplicaRecord
+
+
+def refuse_other_secret(record: Record, key_id: str) -> None:
+    if record.key_id and key_id and record.key_id != key_id:
+        raise StalledError(
+            f"planning with fleet secret {key_id}, but the record was made with {record.key_id}: every replica's key "
+            "would change. Copy the secret file from the machine that applied before, or set LLMGW_SECRET to its content"
+        )
+
+
+def refuse_going_back(record: Record, desired: Desired, *, strict_ancestor: bool, allowed: bool) -> None:
+    if strict_ancestor and not allowed:
+        raise StalledError(
+            f"commit {(desired.commit or '')[:12]} is older than {(record.commit or '')[:12]}, which was applied last "
+            f"(serial {record.serial}): applying it would undo what came between. Use --allow-rollback if that is meant, "
+            "or `llmgw rollback`, which makes a new commit"
+        )
+
+
+def removed_models(record: Record, desired: Desired) -> tuple[str, ...]:
+    """Recorded models that Git no longer names and that are not on their way out already."""
+    return tuple(
+        sorted(
+            name for name, model in record.models.items() if name not in desired.models and not model.removed
+        )
+    )
+
+
+def blocked_removals(
+    record: Record, desired: Desired, replicas: Mapping[str, list[ReplicaRecord]], *, allow_prune: bool
+) -> dict[str, tuple[str, str]]:
+    """Keyword and reason for each model that Git no longer names and that must stay."""
+    removed = removed_models(record, desired)
+    running = [name for name in removed if replicas.get(name)]
+    blocked: dict[str, tuple[str, str]] = {}
+    whole = _whole(record, desired, running, replicas, allow_prune=allow_prune)
+    for name in removed:
+        if whole is not None and name in running:
+            blocked[name] = whole
+        if record.models[name].protect and replicas.get(name):
+            blocked[name] = (
+                "protected",
+                f"{name} is not in Git any more, but the record says it is protected: set protect: false first, then remove it",
+            )
+    return blocked
+
+
+def _whole(
+    record: Record,
+    desired: Desired,
+    running: list[str],
+    replicas: Mapping[str, list[ReplicaRecord]],
+    *,
+    allow_prune: bool,
+) -> tuple[str, str] | None:
+    """What holds for all removals of this plan together."""
+    prune = desired.fleet.prune
+    if not running:
+        return None
+    if not prune.enabled:
+        return (
+            "prune-disabled",
+            "not in Git any more, and the fleet's prune.enabled is false: nothing is removed",
+        )
+    if allow_prune:
+        return None
+    if emptied(record, desired, replicas):
+        return (
+            "emptied-fleet",
+            "Git asks for no model at all: a fleet is only emptied with --allow-prune",
+        )
+    counted = sum(1 for name, model in record.models.items() if _counts(model, replicas.get(name)))
+    limit = max(1, int(counted * prune.max_fraction))
+    if len(running) <= limit:
+        return None
+    told = (
+        f"{plural(len(running), 'model')} of {counted} would be removed at once, more than {limit} "
+        f"(prune.maxFraction {prune.max_fraction:g}): use --allow-prune if that is meant"
+    )
+    return (
+        "prune-limit",
+        told,
+    )
+
+
+def _counts(model: ModelRecord, replicas: Iterable[ReplicaRecord] | None) -> bool:
+    return bool(replicas) and not model.removed
+
+
+def emptied(record: Record, desired: Desired, replicas: Mapping[str, list[ReplicaRecord]]) -> bool:
+    """Whether something runs and Git asks for nothing any more."""
+    return not desired.models and any(
+        _counts(model, replicas.get(name)) for name, model in record.models.items()
+    )
+
+
+def blocked_change(name: str, why: tuple[str, str]) -> Change:
+    keyword, reason = why
+    return Change(address=f"model/{name}", action=Action.BLOCKED, keyword=keyword, reason=reason, model=name)

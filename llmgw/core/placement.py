@@ -1,0 +1,221 @@
+"""Where a replica goes, and why not elsewhere.
+
+Packs by default: the node with the fewest free GPUs that still fits, among equals one that has the weights, then by
+name, so that the same question gets the same answer. What is placed stays where it is.
+"""
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from llmgw.core.amounts import plural
+from llmgw.core.candidates import LOOK_CLOSELY, Candidates, Request, candidates, turned_down
+from llmgw.core.claims import NodeLedger, rank_claims
+from llmgw.core.fitting import NOBODY, Fit, fit
+from llmgw.model.ids import shard_id
+from llmgw.model.plan import Decision, Rejection
+from llmgw.model.record import RankPlacement
+
+
+@dataclass(slots=True)
+class Placer:
+    """Finds places and keeps the ledgers. Free capacity is indexed by the number of free GPUs, so that a large
+    fleet is not walked for every replica."""
+
+    ledgers: Mapping[str, NodeLedger]
+    _by_free: dict[int, list[int]] = field(default_factory=dict)
+    _order: list[NodeLedger] = field(default_factory=list)
+    _by_cpu: list[int] = field(default_factory=list)
+    _weights: dict[str, set[int]] = field(default_factory=dict)
+    _leaving: set[str] = field(default_factory=set)
+    _candidates: dict[tuple[object, ...], Candidates] = field(default_factory=dict)
+    _told: dict[str, tuple[Rejection, ...]] = field(default_factory=dict)
+    _hopeless: dict[tuple[object, ...], Decision] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._order = sorted(self.ledgers.values(), key=lambda ledger: ledger.order)
+        for ledger in self._order:
+            self._by_free.setdefault(ledger.free_whole, []).append(ledger.order)
+            for weights in ledger.view.facts.weights if ledger.view.facts else ():
+                self._weights.setdefault(weights.digest, set()).add(ledger.order)
+            if any(holding.leaving for entry in ledger.gpus for holding in entry.holdings) or any(
+                holding.leaving for holding in ledger.memory
+            ):
+                self._leaving.add(ledger.view.name)
+        # Replicas that compute on the CPU keep away from machines with GPUs as long as they can.
+        self._by_cpu = sorted(
+            range(len(self._order)), key=lambda order: (len(self._order[order].gpus), order)
+        )
+
+    # ---- what the rollout asks -----------------------------------------------------------------------
+
+    def place(self, request: Request, copies: Counter[str]) -> Decision:
+        """With what is free now. ``copies`` counts the model's replicas by node. Nothing is claimed yet."""
+        key = (request.rules_key, request.need, request.nodes)
+        if known := self._hopeless.get(key):
+            return known
+        among = self._among(request)
+        chosen = self._choose(request, self._in_order(request, among, copies))
+        if chosen:
+            return self._decide(request, among, chosen)
+        refused = Decision(rejections=turned_down(request, among, {}))
+        # Nothing becomes free while a plan is made: what does not fit once never will in this plan.
+        self._hopeless[key] = refused
+        return refused
+
+    def place_instead(self, request: Request, ranks: Iterable[RankPlacement], replica: str) -> Decision:
+        """As if ``replica`` were gone already. A single rank is only tried where it runs: everywhere else was
+        tried before."""
+        ranks = tuple(ranks)
+        among = self._among(request)
+        nodes = (
+            [self.ledgers[rank.node] for rank in ranks if rank.node in self.ledgers]
+            if request.nodes == 1
+            else list(among.nodes)
+        )
+        nodes = [ledger for ledger in nodes if ledger.order in among.allowed]
+        without = frozenset(shard_id(replica, rank.rank) for rank in ranks)
+        chosen = self._choose(request, nodes, without=without)
+        return self._decide(request, among, chosen, freed_by=replica) if chosen else Decision()
+
+    def place_soon(self, request: Request) -> Decision:
+        """As if everything that is on its way out were gone already."""
+        among = self._among(request)
+        nodes = [ledger for ledger in among.nodes if request.nodes > 1 or ledger.view.name in self._leaving]
+        chosen = self._choose(request, nodes, soon=True)
+        return (
+            self._decide(request, among, chosen, freed_by="replicas that are leaving")
+            if chosen
+            else Decision()
+        )
+
+    def claim(self, replica: str, ranks: Iterable[RankPlacement]) -> None:
+        for rank in ranks:
+            ledger = self.ledgers[rank.node]
+            before = ledger.free_whole
+            ledger.claim(shard_id(replica, rank.rank), rank_claims(rank))
+            self._moved(ledger, before)
+
+    def leave(self, replica: str, ranks: Iterable[RankPlacement]) -> None:
+        """The replica is going; what it holds is free soon."""
+        for rank in ranks:
+            if (ledger := self.ledgers.get(rank.node)) is not None:
+                ledger.leave(shard_id(replica, rank.rank))
+                self._leaving.add(rank.node)
+
+    # ---- how it answers ------------------------------------------------------------------------------
+
+    def _moved(self, ledger: NodeLedger, before: int) -> None:
+        if ledger.free_whole != before:
+            bucket = self._by_free[before]
+            del bucket[bisect_left(bucket, ledger.order)]
+            insort(self._by_free.setdefault(ledger.free_whole, []), ledger.order)
+
+    def _among(self, request: Request) -> Candidates:
+        key = request.rules_key
+        if key not in self._candidates:
+            self._candidates[key] = candidates(request, self._order)
+        return self._candidates[key]
+
+    def _choose(
+        self,
+        request: Request,
+        nodes: Iterable[NodeLedger],
+        *,
+        without: frozenset[str] = NOBODY,
+        soon: bool = False,
+    ) -> list[Fit]:
+        """One fit a rank, or none at all."""
+        chosen: list[Fit] = []
+        for ledger in nodes:
+            found = fit(ledger, request.gpus, request.need, without=without, soon=soon)
+            if isinstance(found, Fit):
+                chosen.append(found)
+                if len(chosen) == request.nodes:
+                    return chosen
+        return []
+
+    def _in_order(self, request: Request, among: Candidates, copies: Counter[str]) -> Iterator[NodeLedger]:
+        """Candidates from the most to the least preferred."""
+        orders = self._packed(request, among)
+        if not request.spread:
+            yield from (self._order[order] for order in orders)
+            return
+        later: list[NodeLedger] = []
+        for order in orders:
+            ledger = self._order[order]
+            if copies[ledger.view.name]:
+                later.append(ledger)
+            else:
+                yield ledger
+        yield from sorted(later, key=lambda ledger: copies[ledger.view.name])
+
+    def _packed(self, request: Request, among: Candidates) -> Iterator[int]:
+        allowed = among.allowed
+        if not request.gpus.per_node:
+            yield from (order for order in self._by_cpu if order in allowed)
+            return
+        shared: list[int] = []
+        if request.gpus.share is not None:
+            # Nodes whose GPUs are shared already come first: whole ones stay free for those that need them.
+            shared = [ledger.order for ledger in among.nodes if ledger.shared]
+            yield from shared
+        least = request.gpus.per_node if request.gpus.share is None else 0
+        holders = self._weights.get(request.weights or "", set()) & allowed
+        for free in sorted(self._by_free):
+            if free < least:
+                continue
+            bucket = tuple(self._by_free[free])
+            first = [order for order in bucket if order in holders] if holders else []
+            yield from first
+            for order in bucket:
+                if order in allowed and order not in first and order not in shared:
+                    yield order
+
+    def _decide(
+        self, request: Request, among: Candidates, chosen: list[Fit], *, freed_by: str = ""
+    ) -> Decision:
+        ranks = tuple(
+            RankPlacement(
+                rank=rank,
+                node=found.ledger.view.name,
+                address=found.ledger.address,
+                gpus=found.gpus,
+                memory=request.need.memory,
+                ports=found.ports,
+            )
+            for rank, found in enumerate(chosen)
+        )
+        reasons = tuple(dict.fromkeys(self._why(request, found, freed_by) for found in chosen))
+        return Decision(ranks=ranks, reasons=reasons, rejections=self._others(request, among, ranks))
+
+    def _why(self, request: Request, found: Fit, freed_by: str) -> str:
+        ledger = found.ledger
+        name = ledger.view.name
+        if freed_by:
+            return (
+                f"{name} has room once {freed_by} has gone"
+                if request.nodes == 1
+                else f"{name}: after {freed_by}"
+            )
+        if request.gpus.share is not None and request.gpus.per_node:
+            room = "room on the fullest GPU that fits"
+        elif request.gpus.per_node:
+            room = f"{ledger.free_whole} of {plural(len(ledger.gpus), 'GPU')} free, the fewest that fit"
+        else:
+            room = "room; computes on the CPU"
+        have = (
+            " and the weights already" if ledger.order in self._weights.get(request.weights or "", ()) else ""
+        )
+        return f"{name} has {room}{have}"
+
+    def _others(
+        self, request: Request, among: Candidates, ranks: tuple[RankPlacement, ...]
+    ) -> tuple[Rejection, ...]:
+        chosen = {rank.node: rank for rank in ranks}
+        if len(among.nodes) <= LOOK_CLOSELY:
+            return turned_down(request, among, chosen)
+        if request.model not in self._told:
+            self._told[request.model] = turned_down(request, among, chosen)
+        return self._told[request.model]

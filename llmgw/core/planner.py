@@ -1,0 +1,197 @@
+"""Desired + record + observed -> plan. Reads as the story of a plan; each chapter has a module of its own.
+
+Pure: the same inputs give the same plan, to the byte. It decides to the last word, gives a reason for everything, and
+leaves no choice to those who carry it out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from llmgw import __version__
+from llmgw.core.adapter import EngineAdapter
+from llmgw.core.adoption import adoptable, adoption_change
+from llmgw.core.basis import observed_digest
+from llmgw.core.claims import ledgers
+from llmgw.core.drift import drift
+from llmgw.core.guards import (
+    blocked_change,
+    blocked_removals,
+    emptied,
+    refuse_going_back,
+    refuse_other_secret,
+)
+from llmgw.core.membership import settle_nodes
+from llmgw.core.naming import renamed, renames
+from llmgw.core.news import fold_replicas
+from llmgw.core.placement import Placer
+from llmgw.core.recording import KEY_ID
+from llmgw.core.removal import leftovers, remove_models
+from llmgw.core.rollout import Want, settle_model
+from llmgw.core.round import Round
+from llmgw.core.standing import standing
+from llmgw.core.steps import StepBook
+from llmgw.core.succession import fulfil
+from llmgw.core.survey import Survey, survey
+from llmgw.model.desired import Desired, DesiredModel
+from llmgw.model.ids import Commit
+from llmgw.model.plan import Action, Basis, Change, Drift, Plan
+from llmgw.model.record import Record, ReplicaRecord
+from llmgw.model.report import Observed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What the shell knows and a person may allow. ``strict_ancestor``: the commit is a strict ancestor of the recorded one.
+    ``record_commit`` and ``record_at`` say which record an offline plan was made from. Agents older than ``agent_version``
+    are upgraded."""
+
+    allow_prune: bool = False
+    allow_rollback: bool = False
+    strict_ancestor: bool = False
+    offline: bool = False
+    worktree: bool = False
+    key_id: str = ""
+    record_commit: Commit | None = None
+    record_at: datetime | None = None
+    agent_version: str = __version__
+
+
+def plan(
+    desired: Desired,
+    record: Record,
+    observed: Observed,
+    adapters: Mapping[str, EngineAdapter],
+    *,
+    now: datetime,
+    options: PlanOptions,
+) -> Plan:
+    """The changes from what was recorded and seen to what is desired, and the steps that make them.
+
+    Raises StalledError where the whole plan is refused; what is blocked for itself only is a change of the plan."""
+    refuse_other_secret(record, options.key_id)
+    refuse_going_back(
+        record, desired, strict_ancestor=options.strict_ancestor, allowed=options.allow_rollback
+    )
+    seen = survey(desired, record, observed.nodes, offline=options.offline)
+    settled = record if options.offline else fold_replicas(record, seen, now)
+    new_names = frozenset(renames(settled, desired).values())
+    settled = renamed(settled, desired)
+    replicas = _by_model(settled)
+    blocked = blocked_removals(settled, desired, replicas, allow_prune=options.allow_prune)
+    if emptied(settled, desired, replicas) and not options.allow_prune:
+        changes = tuple(blocked_change(name, why) for name, why in sorted(blocked.items()))
+        return _bound(desired, record, seen, now, options, changes, drift(settled, seen, frozenset()))
+
+    adopted = adoptable(settled, desired, seen, key_id=options.key_id)
+    for replica in adopted:
+        replicas.setdefault(replica.model, []).append(replica)
+    every = (*settled.replicas.values(), *adopted)
+    round_ = Round(
+        desired=desired,
+        record=settled,
+        survey=seen,
+        placer=Placer(ledgers(seen, every)),
+        book=StepBook(seen, adapters, desired.fleet.pip, now),
+        adapters=adapters,
+        key_id=options.key_id,
+        now=now,
+        renamed=new_names,
+    )
+    settle_nodes(round_, agent_version=desired.fleet.agent.version or options.agent_version)
+    remove_models(round_, replicas, blocked)
+    _adopt(round_, adopted)
+    _settle_models(round_, replicas, frozenset(replica.id for replica in adopted))
+    return _finish(round_, record, options, drift(settled, seen, frozenset(each.id for each in adopted)))
+
+
+def _by_model(record: Record) -> dict[str, list[ReplicaRecord]]:
+    found: dict[str, list[ReplicaRecord]] = {}
+    for replica in record.replicas.values():
+        found.setdefault(replica.model, []).append(replica)
+    return found
+
+
+def _adopt(round_: Round, adopted: tuple[ReplicaRecord, ...]) -> None:
+    for replica in adopted:
+        change = adoption_change(replica)
+        round_.told.changes.append(change)
+        round_.book.publish(replica.id, model=replica.model, reason=change.reason)
+
+
+def _settle_models(
+    round_: Round, replicas: Mapping[str, list[ReplicaRecord]], adopted: frozenset[str]
+) -> None:
+    """Everything that goes or stays first, for all models; then places for what comes."""
+    wants: list[Want] = []
+    for name, model in sorted(round_.desired.models.items()):
+        if model.profile.engine.name not in round_.adapters:
+            round_.told.changes.append(_no_engine(model))
+            continue
+        stand = standing(round_, model, replicas.get(name, []), adopted)
+        wants += settle_model(round_, stand)
+    for want in sorted(wants, key=lambda want: want.order):
+        fulfil(round_, want)
+
+
+def _no_engine(model: DesiredModel) -> Change:
+    return Change(
+        address=f"model/{model.name}",
+        action=Action.BLOCKED,
+        keyword="no-engine",
+        reason=f"engine {model.profile.engine.name} is not supported yet: what runs is left alone",
+        model=model.name,
+        where=model.where,
+    )
+
+
+def _finish(round_: Round, record: Record, options: PlanOptions, drifts: tuple[Drift, ...]) -> Plan:
+    if round_.book.has_commands():
+        held = (model.held for model in round_.record.models.values())
+        leftovers(round_, frozenset(each.replica for each in held if each is not None and each.replica))
+    made = _bound(
+        round_.desired,
+        record,
+        round_.survey,
+        round_.now,
+        options,
+        tuple(sorted(round_.told.changes, key=_order)),
+        drifts,
+    )
+    return replace(
+        made,
+        steps=round_.book.finish(),
+        warnings=tuple(round_.told.warnings),
+        waiting=tuple(sorted(round_.told.waiting)),
+        unchanged=round_.told.unchanged,
+    )
+
+
+def _order(change: Change) -> tuple[bool, str, int, str]:
+    """Nodes first, then models by name and ordinal; what concerns a model as such before its replicas."""
+    is_model = change.address.startswith("model/")
+    ordinal = -1 if change.ordinal is None else change.ordinal
+    return (is_model, change.model or change.address, ordinal, change.previous or "")
+
+
+def _bound(
+    desired: Desired,
+    record: Record,
+    seen: Survey,
+    now: datetime,
+    options: PlanOptions,
+    changes: tuple[Change, ...],
+    drifts: tuple[Drift, ...],
+) -> Plan:
+    """A plan that says what it was made from."""
+    basis = Basis(
+        fleet=record.fleet,
+        commit=desired.commit,
+        serial=record.serial,
+        observed=observed_digest(seen),
+        offline=options.offline,
+        worktree=options.worktree or desired.commit is None,
+        record_at=options.record_at,
+        record_commit=options.record_commit,
+    )
+    return Plan(basis=basis, created=now, changes=changes, drift=drifts, extra={KEY_ID: options.key_id})

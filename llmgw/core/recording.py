@@ -1,0 +1,304 @@
+"""What the record says before a pass commands anything (the intent), after it has (the outcome), and when nothing was
+commanded but something was seen.
+
+A replica is recorded before the first command that could start it, so that a pass that dies at any point leaves
+nothing running that the record does not know.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+
+from llmgw import __version__
+from llmgw.core.endpoints import endpoints
+from llmgw.core.naming import renamed
+from llmgw.core.news import NO_WISHES, fold_replicas, node_record, observe
+from llmgw.core.steps import runnable
+from llmgw.core.survey import survey
+from llmgw.model.desired import Desired, DesiredModel
+from llmgw.model.ids import Commit, ReplicaId, parse_replica_id
+from llmgw.model.plan import Action, Change, Plan, Step, StepKind, StepOutcome, StepResult
+from llmgw.model.record import (
+    ModelRecord,
+    NodeRecord,
+    Origin,
+    Outcome,
+    PassRecord,
+    Record,
+    ReplicaPhase,
+    ReplicaRecord,
+    ReplicaSpec,
+)
+from llmgw.model.report import Observed
+
+__all__ = ["begin", "end", "observe"]
+
+KEY_ID = "keyId"
+"""Where a plan's ``extra`` names the fleet secret it was made with."""
+NEVER_SENT = frozenset({StepOutcome.FAILED, StepOutcome.SKIPPED, StepOutcome.DEFERRED})
+ERRORS_KEPT = 20
+"""Errors of one pass that the record keeps; the commit's message has no room for more."""
+
+
+# ---- Intent ------------------------------------------------------------------------------------------
+
+
+def begin(
+    record: Record, desired: Desired, plan: Plan, observed: Observed, *, pass_record: PassRecord
+) -> Record:
+    """The record to commit before the first command of ``plan``: serial + 1, every replica that will be started,
+    drained or stopped in this pass marked as such."""
+    now = pass_record.started
+    before = renamed(observe(record, observed, now), desired)
+    steps = {step.id: step for step in plan.steps}
+    sent = [step for step in plan.steps if runnable(step, steps)]
+    serial = record.serial + 1
+    key_id = plan.extra.get(KEY_ID, record.key_id)
+    replicas = _commanded(before, desired, plan, sent, serial=serial, now=now, key_id=key_id)
+    intent = replace(
+        before,
+        serial=serial,
+        commit=desired.commit or record.commit,
+        key_id=key_id,
+        tool_version=__version__,
+        models=_models(before, desired, plan, replicas),
+        replicas=replicas,
+        nodes=_nodes(before, desired, plan, observed),
+        last_pass=replace(pass_record, serial=serial),
+    )
+    return replace(
+        intent, endpoints=endpoints(intent, survey(NO_WISHES, intent, observed.nodes, offline=False))
+    )
+
+
+def _commanded(
+    before: Record,
+    desired: Desired,
+    plan: Plan,
+    sent: Iterable[Step],
+    *,
+    serial: int,
+    now: datetime,
+    key_id: str,
+) -> dict[str, ReplicaRecord]:
+    replicas: dict[str, ReplicaRecord] = {
+        replica.id: _updated_in_place(replica, desired, key_id) for replica in before.replicas.values()
+    }
+    changes = {change.replica: change for change in plan.changes if change.replica is not None}
+    for change in changes.values():
+        if change.keyword == "adopted":
+            replicas[_id(change)] = _new(change, before, desired, None, serial=serial, key_id=key_id)
+    for step in sent:
+        replica = step.replica or ""
+        match step.kind:
+            case StepKind.START if replica in replicas:
+                replicas[replica] = replace(replicas[replica], phase=ReplicaPhase.STARTING)
+            case StepKind.START:
+                change = changes[replica]
+                replicas[_id(change)] = _new(change, before, desired, step, serial=serial, key_id=key_id)
+            case StepKind.DRAIN:
+                known = replicas[replica]
+                since = known.draining_since or now
+                replicas[replica] = replace(known, phase=ReplicaPhase.DRAINING, draining_since=since)
+            case StepKind.STOP:
+                replicas[replica] = replace(replicas[replica], phase=ReplicaPhase.STOPPING)
+            case _:
+                pass
+    return dict(sorted(replicas.items()))
+
+
+def _id(change: Change) -> ReplicaId:
+    return ReplicaId(change.replica or "")
+
+
+def _new(
+    change: Change,
+    before: Record,
+    desired: Desired,
+    step: Step | None,
+    *,
+    serial: int,
+    key_id: str,
+) -> ReplicaRecord:
+    """``step`` None: it runs already and is adopted."""
+    model = desired.models[change.model or ""]
+    spec, digest = desired_spec(model, key_id), str(model.spec_digest)
+    known = before.models.get(model.name)
+    if step is not None and step.launch is not None and step.launch.spec_digest != digest:
+        # Held: what starts is the last good spec, not the one in Git.
+        if known is None or known.last_good_spec is None:
+            raise AssertionError(f"{step.id} starts a spec that neither Git nor the record knows")
+        spec, digest = known.last_good_spec, str(known.last_good)
+    name = parse_replica_id(change.replica or "")
+    if name is None or change.placement is None:
+        raise AssertionError(f"{change.address} starts a replica without a name or a place")
+    return ReplicaRecord(
+        id=_id(change),
+        model=model.name,
+        ordinal=name.ordinal,
+        n=name.n,
+        spec_digest=digest,
+        spec=spec,
+        ranks=change.placement.ranks,
+        phase=ReplicaPhase.STARTING,
+        origin=Origin(commit=desired.commit or Commit(""), where=model.where, serial=serial),
+        reasons=(change.reason, *change.placement.reasons),
+    )
+
+
+def desired_spec(model: DesiredModel, key_id: str) -> ReplicaSpec:
+    """What the record keeps of a model, to start it again and to compare with."""
+    return ReplicaSpec(
+        model=model.spec,
+        profile_name=model.profile_name,
+        profile=model.profile,
+        served_name=model.served_name,
+        key_id=key_id,
+    )
+
+
+def _updated_in_place(replica: ReplicaRecord, desired: Desired, key_id: str) -> ReplicaRecord:
+    model = desired.models.get(replica.model)
+    if model is None or model.spec_digest != replica.spec_digest:
+        return replica
+    spec = desired_spec(model, key_id)
+    return replica if replica.spec == spec else replace(replica, spec=spec)
+
+
+def _models(
+    before: Record, desired: Desired, plan: Plan, replicas: Mapping[str, ReplicaRecord]
+) -> dict[str, ModelRecord]:
+    blocked = {change.model for change in plan.blocked}
+    going = {change.model for change in plan.changes if change.action is Action.REMOVE}
+    last: dict[str, dict[str, int]] = {}
+    for replica in replicas.values():
+        of_model = last.setdefault(replica.model, {})
+        of_model[str(replica.ordinal)] = max(of_model.get(str(replica.ordinal), 0), replica.n)
+    models = {}
+    for name in sorted({*before.models, *desired.models}):
+        known, model = before.models.get(name), desired.models.get(name)
+        if model is not None:
+            models[name] = model_record(known, model, last.get(name, {}))
+        elif known is not None and (name in last or name in blocked):
+            models[name] = replace(known, removed=known.removed or name in going)
+    return models
+
+
+def model_record(known: ModelRecord | None, model: DesiredModel, last: Mapping[str, int]) -> ModelRecord:
+    """What is remembered of a model that Git asks for. Placement numbers only grow."""
+    base = known or ModelRecord(name=model.name, id_prefix=model.name, served_name=model.served_name)
+    counts = dict(base.placements)
+    for ordinal, n in last.items():
+        counts[ordinal] = max(counts.get(ordinal, 0), n)
+    held = base.held if base.held is not None and base.held.spec_digest == model.spec_digest else None
+    return replace(
+        base,
+        name=model.name,
+        served_name=model.served_name,
+        protect=model.spec.protect,
+        replicas=model.spec.replicas,
+        priority=model.spec.priority,
+        aliases=model.spec.aliases,
+        labels=dict(model.labels),
+        placements=dict(sorted(counts.items(), key=lambda item: int(item[0]))),
+        held=held,
+        removed=False,
+    )
+
+
+def _nodes(before: Record, desired: Desired, plan: Plan, observed: Observed) -> dict[str, NodeRecord]:
+    """Every node that Git names and that has answered once; others stay until the plan lets them go."""
+    gone = {change.address for change in plan.changes if change.action is Action.REMOVE}
+    nodes = {name: node for name, node in before.nodes.items() if f"node/{name}" not in gone}
+    coming = {step.node for step in plan.steps if step.kind is StepKind.BOOTSTRAP}
+    for name, node in desired.nodes.items():
+        seen = observed.nodes.get(name)
+        if name in nodes or name in coming or (seen is not None and seen.report is not None):
+            nodes[name] = node_record(name, node.address, seen, before=nodes.get(name))
+    return dict(sorted(nodes.items()))
+
+
+# ---- Outcome -----------------------------------------------------------------------------------------
+
+
+def end(
+    record: Record, plan: Plan, results: Mapping[str, StepResult], observed: Observed, *, now: datetime
+) -> Record:
+    """The record to commit after the last command. ``record`` is the intent. What was never started is not left as
+    running; a drain that was never sent is taken back; an answer that never came is left to the next pass."""
+    replicas = dict(record.replicas)
+    for replica_id, steps in _by_replica(plan).items():
+        if (replica := replicas.get(replica_id)) is None:
+            continue
+        after = _outcome_of(replica, record, steps, results)
+        if after is None:
+            del replicas[replica_id]
+        else:
+            replicas[replica_id] = after
+    nodes = {
+        name: node for name, node in record.nodes.items() if not _never_came(name, record, plan, results)
+    }
+    record = replace(record, nodes=nodes)
+    seen = survey(NO_WISHES, record, observed.nodes, offline=False)
+    told = fold_replicas(replace(record, replicas=replicas), seen, now)
+    if record.last_pass is not None:
+        told = replace(told, last_pass=_ended(record.last_pass, plan, results, now))
+    return replace(told, endpoints=endpoints(told, seen))
+
+
+def _by_replica(plan: Plan) -> dict[str, list[Step]]:
+    found: dict[str, list[Step]] = {}
+    for step in plan.steps:
+        if step.replica is not None:
+            found.setdefault(step.replica, []).append(step)
+    return found
+
+
+def _outcome_of(
+    replica: ReplicaRecord, intent: Record, steps: list[Step], results: Mapping[str, StepResult]
+) -> ReplicaRecord | None:
+    """None: it was never there."""
+    starts = [step for step in steps if step.kind is StepKind.START]
+    drains = [step for step in steps if step.kind is StepKind.DRAIN]
+    is_new = replica.origin.serial == intent.serial
+    if starts and is_new and replica.phase is ReplicaPhase.STARTING and _all_unsent(starts, results):
+        return None
+    if drains and replica.phase is ReplicaPhase.DRAINING and _all_unsent(drains, results):
+        return replace(replica, phase=ReplicaPhase.SERVING, draining_since=None)
+    return replica
+
+
+def _never_came(name: str, intent: Record, plan: Plan, results: Mapping[str, StepResult]) -> bool:
+    """A node whose first agent could not be installed is not a node of the fleet yet."""
+    steps = [step for step in plan.steps if step.kind is StepKind.BOOTSTRAP and step.node == name]
+    return bool(steps) and not intent.nodes[name].agent_version and _all_unsent(steps, results)
+
+
+def _all_unsent(steps: Iterable[Step], results: Mapping[str, StepResult]) -> bool:
+    """A step that nobody reports was never sent; one of unknown outcome may have been."""
+    return all((result := results.get(step.id)) is None or result.outcome in NEVER_SENT for step in steps)
+
+
+def _ended(running: PassRecord, plan: Plan, results: Mapping[str, StepResult], now: datetime) -> PassRecord:
+    errors = tuple(
+        f"{step.id}: {result.error}"
+        for step in plan.steps
+        if (result := results.get(step.id)) is not None and result.error
+    )
+    return replace(
+        running,
+        outcome=_outcome(plan, results),
+        ended=now,
+        steps={name: result.outcome.value for name, result in sorted(results.items())},
+        errors=errors[:ERRORS_KEPT],
+    )
+
+
+def _outcome(plan: Plan, results: Mapping[str, StepResult]) -> Outcome:
+    outcomes = {result.outcome for result in results.values()}
+    if StepOutcome.FAILED in outcomes:
+        return Outcome.PARTIAL if StepOutcome.DONE in outcomes else Outcome.FAILED
+    if outcomes & {StepOutcome.UNKNOWN, StepOutcome.SKIPPED}:
+        return Outcome.PARTIAL
+    unfinished = StepOutcome.DEFERRED in outcomes or len(results) < len(plan.steps)
+    return Outcome.ACCEPTED if unfinished else Outcome.DONE

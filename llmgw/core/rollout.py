@@ -1,0 +1,337 @@
+"""One model from what runs to what it is to be, ordinal by ordinal.
+
+::
+
+    no copy                         create
+    current and ready               its predecessors are drained and stopped
+    current and on its way          its predecessor serves until it is ready
+    current and gone from its node  started again, in its place if that is free
+    none current, some old          create before destroy, or destroy before create: see core/succession
+    on a node that can't be asked   blocked, for itself only
+
+First everything that goes or stays is settled for all models, then places are found for what comes: those that had a
+copy before those that never had one, then by priority and name.
+"""
+
+from dataclasses import dataclass
+
+from llmgw.core.amounts import at
+from llmgw.core.condition import Condition, Health
+from llmgw.core.departure import depart, remove, tell_unknown
+from llmgw.core.diff import change as field_change
+from llmgw.core.diff import spec_changes
+from llmgw.core.fitting import still_good
+from llmgw.core.model_level import tell_held, tell_in_place
+from llmgw.core.recording import desired_spec
+from llmgw.core.round import Copy, Round
+from llmgw.core.standing import Standing, best_old, is_current, misplaced, serves
+from llmgw.model.plan import Action, Change, Decision, FieldChange, StepKind
+from llmgw.model.record import ReplicaPhase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """An ordinal that needs a new copy. ``keep`` serves until it is there."""
+
+    stand: Standing
+    ordinal: int
+    keep: Copy | None
+    keyword: str
+    reason: str
+    action: Action = Action.CREATE
+    fields: tuple[FieldChange, ...] = ()
+
+    @property
+    def order(self) -> tuple[bool, int, str, int]:
+        model = self.stand.model
+        had = self.ordinal in self.stand.placements
+        return (not had, -model.spec.priority, model.name, self.ordinal)
+
+
+def settle_model(round_: Round, stand: Standing) -> list[Want]:
+    """Everything about a model but the places of what is new."""
+    tell_in_place(round_, stand)
+    tell_held(round_, stand)
+    _shrink(round_, stand)
+    wants = []
+    for ordinal in range(stand.model.spec.replicas):
+        want = _settle_ordinal(round_, stand, ordinal)
+        if want is not None:
+            wants.append(want)
+    return wants
+
+
+# ---- fewer -------------------------------------------------------------------------------------------
+
+
+def _shrink(round_: Round, stand: Standing) -> None:
+    """Ordinals that nobody asks for any more, the highest first."""
+    count = stand.model.spec.replicas
+    for ordinal in sorted((each for each in stand.copies if each >= count), reverse=True):
+        for copy in stand.copies[ordinal]:
+            if serves(copy) and _still_needed(stand, count):
+                stand.moving = True
+                round_.told.waiting.append(
+                    f"{copy.address}: {copy.replica.id} serves until another replica of {stand.model.name} is ready"
+                )
+                continue
+            reason = f"replicas is {count}: ordinal {ordinal} is one too many"
+            if count == 0 and stand.model.spec.protect:
+                _protected(round_, stand, copy)
+                continue
+            remove(round_, copy, keyword="scaled-down", reason=reason, where=stand.model.where)
+            stand.moving = True
+
+
+def _still_needed(stand: Standing, count: int) -> bool:
+    """While one that stays is still loading, one that goes may be all there is."""
+    staying = {ordinal for ordinal in stand.serving if ordinal < count}
+    coming = any(
+        copy.state.health is Health.COMING and not copy.leaving
+        for ordinal, copies in stand.copies.items()
+        if ordinal < count
+        for copy in copies
+    )
+    return coming and len(staying) < count
+
+
+def _protected(round_: Round, stand: Standing, copy: Copy) -> None:
+    round_.told.changes.append(
+        Change(
+            address=copy.address,
+            action=Action.BLOCKED,
+            keyword="protected",
+            reason=f"{stand.model.name} is protected: its last replica is not stopped; set protect: false first",
+            model=stand.model.name,
+            ordinal=copy.replica.ordinal,
+            replica=copy.replica.id,
+            where=stand.model.where,
+        )
+    )
+
+
+# ---- one ordinal -------------------------------------------------------------------------------------
+
+
+def _settle_ordinal(round_: Round, stand: Standing, ordinal: int) -> Want | None:
+    copies = stand.copies.get(ordinal, [])
+    unknown = [copy for copy in copies if copy.state.health is Health.UNKNOWN]
+    known = [copy for copy in copies if copy.state.health is not Health.UNKNOWN]
+    for copy in unknown:
+        tell_unknown(round_, copy, where=stand.model.where)
+    leaving = [copy for copy in known if copy.leaving]
+    live = [copy for copy in known if not copy.leaving]
+    target = next((copy for copy in live if is_current(round_, stand, copy)), None)
+    olds = [copy for copy in live if copy is not target]
+    if target is None and unknown:
+        return None
+    if target is None:
+        return _need_new(round_, stand, ordinal, leaving=leaving, olds=olds)
+    _let_go(round_, stand, leaving, reason="its successor is there")
+    health = target.state.health
+    if health is Health.READY:
+        _retire(round_, stand, target, olds)
+        return None
+    if health is Health.FAILED:
+        _tell_failed(round_, stand, target)
+        return None
+    if health in (Health.MISSING, Health.STOPPED):
+        return _start_again(round_, stand, target)
+    stand.moving = True
+    _wait_for(round_, stand, target, olds)
+    return None
+
+
+def _let_go(round_: Round, stand: Standing, copies: list[Copy], *, reason: str) -> None:
+    """Departures that an earlier pass began, and copies that are of no use to anybody."""
+    for copy in copies:
+        stand.moving = True
+        remove(round_, copy, keyword="replaced", reason=reason, where=stand.model.where)
+
+
+def _retire(round_: Round, stand: Standing, target: Copy, olds: list[Copy]) -> None:
+    """The new one is ready: published, then the old ones drain and stop."""
+    if target.replica.id in stand.adopted:
+        return
+    if not olds:
+        round_.told.unchanged += 1
+        return
+    stand.moving = True
+    new = target.replica
+    publish = round_.book.publish(new.id, model=new.model, reason=f"{new.id} is ready")
+    for old in olds:
+        depart(round_, old, reason=f"{new.id} has taken over", after=(publish,))
+    round_.told.changes.append(
+        _rolling(stand, target, olds[0], f"{new.id} is ready: {olds[0].replica.id} goes")
+    )
+
+
+def _wait_for(round_: Round, stand: Standing, target: Copy, olds: list[Copy]) -> None:
+    new = target.replica
+    since = _since(target.state)
+    round_.told.waiting.append(f"{target.address}: {new.id} is {target.state.text}{since}")
+    keep = best_old(olds)
+    _let_go(round_, stand, [old for old in olds if old is not keep], reason=f"{new.id} takes its place")
+    if keep is None:
+        return
+    ready = round_.book.wait(StepKind.AWAIT_READY, new.id, model=new.model, after=())
+    publish = round_.book.publish(new.id, model=new.model, reason="ready", after=(ready,))
+    depart(round_, keep, reason=f"{new.id} has taken over", after=(publish,))
+    round_.told.changes.append(
+        _rolling(stand, target, keep, f"{keep.replica.id} serves until {new.id} is ready")
+    )
+
+
+def _since(state: Condition) -> str:
+    times = [seen.report.since for seen in state.shards]
+    return f" since {at(max(times))}" if times else ""
+
+
+def _rolling(stand: Standing, target: Copy, old: Copy, news: str) -> Change:
+    same = old.replica.spec_digest == target.replica.spec_digest
+    return Change(
+        address=target.address,
+        action=Action.MOVE if same else Action.CREATE_BEFORE_DESTROY,
+        keyword="rolling",
+        reason=news,
+        model=stand.model.name,
+        ordinal=target.replica.ordinal,
+        replica=target.replica.id,
+        previous=old.replica.id,
+        fields=spec_changes(old.replica.spec, target.replica.spec, replaces=not same),
+        where=stand.model.where,
+    )
+
+
+def _tell_failed(round_: Round, stand: Standing, copy: Copy) -> None:
+    failure = copy.state.failure
+    error = (failure.last_error or failure.reason) if failure is not None else copy.state.text
+    lines = failure.last_exit.last_lines[-5:] if failure is not None and failure.last_exit is not None else ()
+    round_.told.changes.append(
+        Change(
+            address=copy.address,
+            action=Action.BLOCKED,
+            keyword="failed",
+            reason=f"{copy.replica.id} has given up on {copy.nodes[0]}: {error}; it is started again when its spec changes, "
+            f"or by hand on the node{':' if lines else ''}" + "".join(f"\n{line}" for line in lines),
+            model=stand.model.name,
+            ordinal=copy.replica.ordinal,
+            replica=copy.replica.id,
+            where=stand.model.where,
+        )
+    )
+
+
+# ---- again, or anew ----------------------------------------------------------------------------------
+
+
+def _start_again(round_: Round, stand: Standing, copy: Copy) -> Want | None:
+    """Its node lost it, or somebody stopped it there: the same order once more, if its place is still free."""
+    goal = stand.goal or stand.model
+    obstacle = _place_lost(round_, copy)
+    told = copy.state.leader
+    if copy.replica.phase is ReplicaPhase.STARTING and told is None:
+        keyword, reason = "not-started", f"{copy.replica.id} was recorded, but its node never got the order"
+    elif told is not None:
+        by = told.manual or "by hand"
+        keyword, reason = (
+            "stopped",
+            f"{copy.replica.id} was stopped on {copy.nodes[0]} ({by}), and Git asks for it",
+        )
+    else:
+        keyword, reason = "vanished", f"{copy.nodes[0]} does not know {copy.replica.id} any more"
+    if obstacle or stand.goal is None:
+        _let_go(round_, stand, [copy], reason=f"its place is lost: {obstacle}")
+        return Want(
+            stand=stand,
+            ordinal=copy.replica.ordinal,
+            keep=None,
+            keyword=keyword,
+            reason=f"{reason}; {obstacle}",
+        )
+    stand.moving = True
+    started = round_.book.start(goal, copy.replica.id, copy.replica.ranks, reason=reason)
+    ready = round_.book.wait(StepKind.AWAIT_READY, copy.replica.id, model=goal.name, after=started)
+    round_.book.publish(copy.replica.id, model=goal.name, reason="ready again", after=(ready,))
+    round_.told.changes.append(
+        Change(
+            address=copy.address,
+            action=Action.CREATE,
+            keyword=keyword,
+            reason=f"{reason}: started again in the same place",
+            model=stand.model.name,
+            ordinal=copy.replica.ordinal,
+            replica=copy.replica.id,
+            placement=Decision(ranks=copy.replica.ranks, reasons=("its place is still free",)),
+            where=stand.model.where,
+        )
+    )
+    return None
+
+
+def _place_lost(round_: Round, copy: Copy) -> str:
+    for rank in copy.replica.ranks:
+        ledger = round_.placer.ledgers[rank.node]
+        if ledger.view.obstacle:
+            return f"{rank.node} is {ledger.view.obstacle}"
+        if not still_good(ledger, tuple(gpu.uuid for gpu in rank.gpus)):
+            return f"a GPU it had on {rank.node} is not free for it any more"
+        facts = ledger.view.facts
+        listening = facts.listening if facts is not None else ()
+        if taken := sorted(set(rank.ports) & set(listening)):
+            return f"somebody else listens on port {taken[0]} of {rank.node}"
+    return ""
+
+
+def _need_new(
+    round_: Round, stand: Standing, ordinal: int, *, leaving: list[Copy], olds: list[Copy]
+) -> Want | None:
+    """No copy is what it should be. The best old one serves on; the others are of no use."""
+    keep = best_old(olds)
+    if stand.goal is None:
+        # Held, and nothing to go back to: what has failed goes, what serves stays.
+        useless = [old for old in olds if old.state.health is Health.FAILED]
+        _let_go(round_, stand, leaving + useless, reason="its spec is held")
+        return None
+    useless = [old for old in olds if old is not keep]
+    _let_go(round_, stand, leaving + useless, reason="it is not what Git asks for")
+    base = keep or next(iter(useless), None)
+    if base is None:
+        had = ordinal in stand.placements
+        keyword = "missing" if had else "new-model" if stand.known is None else "scaled-up"
+        reason = (
+            "no copy of it is left"
+            if had
+            else "new in Git"
+            if stand.known is None
+            else "one more is asked for"
+        )
+        return Want(stand=stand, ordinal=ordinal, keep=None, keyword=keyword, reason=reason)
+    return _replace(round_, stand, ordinal, keep=keep, base=base)
+
+
+def _replace(round_: Round, stand: Standing, ordinal: int, *, keep: Copy | None, base: Copy) -> Want:
+    goal = stand.goal or stand.model
+    old = base.replica
+    fields: tuple[FieldChange, ...] = ()
+    if old.spec_digest == goal.spec_digest:
+        reason = misplaced(round_, stand, base) or f"{old.id} is {base.state.text}"
+        keyword, action = "moved", Action.MOVE
+    else:
+        fields = spec_changes(old.spec, desired_spec(goal, round_.key_id), replaces=True)
+        forcing = [each.path for each in fields if each.forces_replacement]
+        if not forcing:
+            fields = (*fields, field_change("specDigest", old.spec_digest, str(goal.spec_digest)))
+        keyword, action = "spec-changed", Action.CREATE_BEFORE_DESTROY
+        reason = f"{', '.join(forcing[:3]) or 'specDigest'} can't change while it runs"
+        if stand.held is not None:
+            keyword, reason = "reverted", f"back to the last good spec {goal.spec_digest[:8]}"
+    return Want(
+        stand=stand,
+        ordinal=ordinal,
+        keep=keep,
+        keyword=keyword,
+        reason=reason,
+        action=action if keep is not None else Action.CREATE,
+        fields=fields,
+    )

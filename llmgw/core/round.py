@@ -1,0 +1,58 @@
+"""One round of planning: what it looks at, and what it has decided so far."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from llmgw.core.adapter import EngineAdapter
+from llmgw.core.condition import Condition
+from llmgw.core.placement import Placer
+from llmgw.core.steps import StepBook
+from llmgw.core.survey import Survey
+from llmgw.model.desired import Desired
+from llmgw.model.plan import Change, Notice
+from llmgw.model.record import Record, ReplicaPhase, ReplicaRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """A recorded replica and how it is doing."""
+
+    replica: ReplicaRecord
+    state: Condition
+
+    @property
+    def leaving(self) -> bool:
+        return self.replica.phase in (ReplicaPhase.DRAINING, ReplicaPhase.STOPPING)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(rank.node for rank in self.replica.ranks))
+
+    @property
+    def address(self) -> str:
+        return f"model/{self.replica.model}/{self.replica.ordinal}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Told:
+    """What the plan will say, in the order in which it was decided."""
+
+    changes: list[Change] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)
+    warnings: list[Notice] = field(default_factory=list)
+    unchanged: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    desired: Desired
+    record: Record
+    survey: Survey
+    placer: Placer
+    book: StepBook
+    adapters: Mapping[str, EngineAdapter]
+    key_id: str
+    now: datetime
+    renamed: frozenset[str] = frozenset()
+    told: Told = field(default_factory=Told)

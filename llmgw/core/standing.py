@@ -1,0 +1,171 @@
+"""Where one model stands: its copies by ordinal, what it is to become, and what its rollout still allows."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from llmgw.core.adapter import Need
+from llmgw.core.candidates import Request, breaks_rules
+from llmgw.core.condition import Health, condition
+from llmgw.core.news import never_ready, outdated
+from llmgw.core.round import Copy, Round
+from llmgw.model.desired import DesiredModel
+from llmgw.model.ids import Digest, ReplicaId, replica_id
+from llmgw.model.record import Held, ModelRecord, ReplicaPhase, ReplicaRecord, ReplicaSpec
+
+
+@dataclass(slots=True, kw_only=True)
+class Standing:
+    """``goal`` is what replicas are to run: Git's spec, or the last good one while Git's is held; None: nothing new
+    is started. ``total`` counts every copy, old and new; ``serving`` the ordinals with a ready one. ``moving`` tells
+    whether anything of the model is on its way, so that waiting for it makes sense."""
+
+    model: DesiredModel
+    known: ModelRecord | None
+    held: Held | None
+    goal: DesiredModel | None
+    need: Need
+    weights: str | None
+    copies: Mapping[int, list[Copy]]
+    total: int
+    serving: set[int]
+    nodes: Counter[str]
+    moving: bool
+    adopted: frozenset[str] = frozenset()
+    placements: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def allowed(self) -> int:
+        """Copies that may exist at once."""
+        return self.model.spec.replicas + self.model.spec.rollout.max_surge
+
+    def address(self, ordinal: int) -> str:
+        return f"model/{self.model.name}/{ordinal}"
+
+    def next_id(self, goal: DesiredModel, ordinal: int) -> ReplicaId:
+        """Placement numbers only grow: a late command about an old copy can never touch this one."""
+        n = self.placements.get(ordinal, 0) + 1
+        prefix = self.known.id_prefix if self.known is not None else self.model.name
+        return replica_id(prefix=prefix, spec_digest=goal.spec_digest, ordinal=ordinal, n=n)
+
+    def request(self, goal: DesiredModel) -> Request:
+        return Request(
+            model=self.model.name,
+            gpus=goal.profile.gpus,
+            need=self.need,
+            nodes=goal.profile.nodes,
+            rules=self.model.spec.placement,
+            weights=self.weights,
+        )
+
+
+def standing(
+    round_: Round, model: DesiredModel, replicas: list[ReplicaRecord], adopted: frozenset[str]
+) -> Standing:
+    known = round_.record.models.get(model.name)
+    held = known.held if known is not None and known.held is not None else None
+    held = held if held is not None and held.spec_digest == model.spec_digest else None
+    goal = _goal(model, known, held)
+    copies: dict[int, list[Copy]] = {}
+    for replica in replicas:
+        copy = Copy(replica=replica, state=condition(replica, round_.survey))
+        copies.setdefault(replica.ordinal, []).append(copy)
+    for of_ordinal in copies.values():
+        of_ordinal.sort(key=lambda copy: -copy.replica.n)
+    every = [copy for of_ordinal in copies.values() for copy in of_ordinal]
+    adapter = round_.adapters[(goal or model).profile.engine.name]
+    fetch = adapter.fetch(goal or model, round_.book.pip)
+    return Standing(
+        model=model,
+        known=known,
+        held=held,
+        goal=goal,
+        need=adapter.need(goal or model),
+        weights=fetch.digest if fetch is not None else None,
+        copies=copies,
+        total=len(every),
+        serving={copy.replica.ordinal for copy in every if serves(copy)},
+        nodes=Counter(node for copy in every for node in copy.nodes),
+        moving=any(copy.leaving or copy.state.health is Health.COMING for copy in every),
+        adopted=adopted,
+        placements=_placements(known, every),
+    )
+
+
+def serves(copy: Copy) -> bool:
+    return copy.state.health is Health.READY and not copy.leaving
+
+
+def _placements(known: ModelRecord | None, copies: list[Copy]) -> dict[int, int]:
+    counts = {int(ordinal): n for ordinal, n in known.placements.items()} if known is not None else {}
+    for copy in copies:
+        counts[copy.replica.ordinal] = max(counts.get(copy.replica.ordinal, 0), copy.replica.n)
+    return counts
+
+
+def _goal(model: DesiredModel, known: ModelRecord | None, held: Held | None) -> DesiredModel | None:
+    """While Git's spec is held the model goes back to what was last good, if that is something else."""
+    if held is None:
+        return model
+    if known is None or known.last_good_spec is None or known.last_good in (None, held.spec_digest):
+        return None
+    return as_desired(model, known.last_good_spec, str(known.last_good))
+
+
+def as_desired(model: DesiredModel, spec: ReplicaSpec, digest: str) -> DesiredModel:
+    """A recorded spec under the placement, rollout and count that Git asks for now."""
+    return replace(
+        model,
+        spec=replace(
+            spec.model,
+            replicas=model.spec.replicas,
+            placement=model.spec.placement,
+            priority=model.spec.priority,
+            rollout=model.spec.rollout,
+            aliases=model.spec.aliases,
+            protect=model.spec.protect,
+        ),
+        profile_name=spec.profile_name,
+        profile=spec.profile,
+        served_name=spec.served_name,
+        spec_digest=Digest(digest),
+    )
+
+
+def is_current(round_: Round, stand: Standing, copy: Copy) -> bool:
+    """Whether a copy is what it should be, where it may be."""
+    wanted = stand.goal.spec_digest if stand.goal is not None else stand.model.spec_digest
+    if copy.leaving or copy.replica.spec_digest != wanted or misplaced(round_, stand, copy):
+        return False
+    failure = copy.state.failure
+    gang = len(copy.replica.ranks) > 1
+    if copy.state.health is Health.FAILED:
+        if failure is not None and outdated(failure):
+            return False
+        # What failed before it was ever ready is held; a gang that served is started again as a whole.
+        return not (stand.goal is None or (gang and not never_ready(copy.replica)))
+    return not (gang and copy.state.missing and copy.state.shards)
+
+
+def misplaced(round_: Round, stand: Standing, copy: Copy) -> str:
+    """Why a copy may not stay where it is; empty when it may. Never said of a node that can't be asked."""
+    if copy.state.health is Health.UNKNOWN:
+        return ""
+    for rank in copy.replica.ranks:
+        ledger = round_.placer.ledgers[rank.node]
+        if reason := breaks_rules(ledger, stand.model.spec.placement):
+            return (
+                f"{rank.node} is {reason}" if reason.startswith(("in ", "not ")) else f"{rank.node} {reason}"
+            )
+        if ledger.view.desired is not None and ledger.view.desired.spec.drain:
+            return f"{rank.node} is being drained"
+        if ledger.address != rank.address:
+            return f"{rank.node} has another address now ({ledger.address}, it was {rank.address})"
+    return ""
+
+
+def best_old(copies: list[Copy]) -> Copy | None:
+    """The one to keep until its successor is ready: ready before not, newer before older."""
+    served = [copy for copy in copies if copy.replica.phase is ReplicaPhase.SERVING]
+    alive = [copy for copy in served if copy.state.health in (Health.READY, Health.COMING)]
+    return max(alive, key=lambda copy: (serves(copy), copy.replica.n), default=None)

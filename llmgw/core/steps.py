@@ -1,0 +1,313 @@
+"""The steps of a plan: what is sent to which node, and after what. Exact to the last word.
+
+Steps whose condition is seen to hold already (a job that is done, a replica that is ready) are left out.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import Enum
+
+from llmgw.core.adapter import EngineAdapter, NodeContext, Placed
+from llmgw.core.survey import NodeView, Survey
+from llmgw.model.desired import DesiredModel
+from llmgw.model.ids import ReplicaId, shard_id
+from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec
+from llmgw.model.manifest import Pip
+from llmgw.model.plan import AWAITS, Step, StepKind
+from llmgw.model.record import RankPlacement, ReplicaRecord
+from llmgw.model.report import JobReport, JobState
+
+BOOTSTRAP_WITHIN = 600.0
+"""Seconds to install and start an agent: uploading some 30 MB over a slow line."""
+COMMAND_WITHIN = 30.0
+"""Seconds for an agent to answer a command; what the command sets going takes its own time."""
+JOB_RETRY = timedelta(minutes=5)
+"""A failed job is tried again after this: a mirror that was down may be back."""
+
+_WHY_WAIT = {
+    StepKind.AWAIT_JOBS: "an outage must not include an install or a download",
+    StepKind.AWAIT_READY: "it is only published once it answers",
+    StepKind.AWAIT_DRAINED: "requests in flight come to their end",
+    StepKind.AWAIT_STOPPED: "its GPUs and ports are free only when no process is left",
+}
+
+
+class JobStanding(Enum):
+    DONE = "done"
+    RUNNING = "running"
+    FAILED = "failed"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """An install or a fetch that a replica stands on, on one node."""
+
+    node: str
+    spec: InstallSpec | FetchSpec
+    standing: JobStanding
+    report: JobReport | None = None
+
+
+@dataclass(slots=True)
+class StepBook:
+    """Collects the steps of one plan; each is there once, however many ask for it."""
+
+    survey: Survey
+    adapters: Mapping[str, EngineAdapter]
+    pip: Pip
+    now: datetime
+    _steps: dict[str, Step] = field(default_factory=dict)
+    _launches: dict[str, tuple[LaunchSpec, ...]] = field(default_factory=dict)
+    _contexts: dict[str, NodeContext] = field(default_factory=dict)
+
+    def add(self, step: Step) -> str:
+        """The first to ask for a step says why."""
+        self._steps.setdefault(step.id, step)
+        return step.id
+
+    def bootstrap(self, node: str, reason: str) -> str:
+        return self.add(
+            Step(
+                id=f"bootstrap {node}",
+                kind=StepKind.BOOTSTRAP,
+                node=node,
+                reason=reason,
+                timeout=BOOTSTRAP_WITHIN,
+            )
+        )
+
+    def jobs(self, model: DesiredModel, nodes: Iterable[str]) -> tuple[Job, ...]:
+        """What must be on the nodes before the model can start there, and how far it is."""
+        adapter = self.adapters[model.profile.engine.name]
+        fetch = adapter.fetch(model, self.pip)
+        found = []
+        for node in dict.fromkeys(nodes):
+            install = adapter.install(model, self._context(node), self.pip)
+            found += [self._job(node, spec) for spec in (install, fetch) if spec is not None]
+        return tuple(found)
+
+    def order(self, jobs: Iterable[Job], *, model: str) -> tuple[str, ...]:
+        """Steps for the jobs that nobody has ordered yet."""
+        return tuple(
+            self._order(job, model)
+            for job in jobs
+            if job.standing in (JobStanding.ABSENT, JobStanding.FAILED)
+        )
+
+    def start(
+        self,
+        model: DesiredModel,
+        replica: ReplicaId,
+        ranks: tuple[RankPlacement, ...],
+        *,
+        reason: str,
+        after: Iterable[str] = (),
+    ) -> tuple[str, ...]:
+        """Starts every rank, the leader first, and returns those steps."""
+        nodes = [rank.node for rank in ranks]
+        before = (*after, *self.order(self.jobs(model, nodes), model=model.name))
+        before = (*before, *(step for node in nodes if (step := f"bootstrap {node}") in self._steps))
+        started: list[str] = []
+        for spec in self.launches(model, replica, ranks):
+            lead = started[:1]
+            started.append(
+                self.add(
+                    Step(
+                        id=f"start {spec.shard}",
+                        kind=StepKind.START,
+                        node=ranks[spec.rank].node,
+                        model=model.name,
+                        replica=replica,
+                        shard=spec.shard,
+                        reason=reason,
+                        after=tuple(dict.fromkeys((*before, *lead))),
+                        timeout=COMMAND_WITHIN,
+                        launch=spec,
+                    )
+                )
+            )
+        return tuple(started)
+
+    def launches(
+        self, model: DesiredModel, replica: ReplicaId, ranks: tuple[RankPlacement, ...]
+    ) -> tuple[LaunchSpec, ...]:
+        """What the engine's adapter makes of a settled place."""
+        if replica not in self._launches:
+            placed = Placed(
+                model=model,
+                replica=replica,
+                ranks=ranks,
+                nodes={rank.node: self._context(rank.node) for rank in ranks},
+                pip=self.pip,
+            )
+            self._launches[replica] = self.adapters[model.profile.engine.name].launch(placed)
+        return self._launches[replica]
+
+    def publish(self, subject: str, *, model: str | None, reason: str, after: Iterable[str] = ()) -> str:
+        """``subject`` is a replica's id, a model's name or ``node/NAME``: what the record says from now on."""
+        return self.add(
+            Step(
+                id=f"publish {subject}",
+                kind=StepKind.PUBLISH,
+                model=model,
+                replica=subject if model is not None and subject != model else None,
+                reason=reason,
+                after=tuple(after),
+            )
+        )
+
+    def drain(self, replica: ReplicaRecord, *, reason: str, after: Iterable[str] = ()) -> str:
+        """Drains the leader, which is the rank that serves HTTP."""
+        leader = shard_id(replica.id, 0)
+        return self.add(
+            Step(
+                id=f"drain {leader}",
+                kind=StepKind.DRAIN,
+                node=replica.ranks[0].node,
+                model=replica.model,
+                replica=replica.id,
+                shard=leader,
+                reason=reason,
+                after=tuple(after),
+                timeout=COMMAND_WITHIN,
+                drain_timeout=replica.spec.model.rollout.drain_timeout,
+            )
+        )
+
+    def stop(self, replica: ReplicaRecord, *, reason: str, after: Iterable[str] = ()) -> tuple[str, ...]:
+        """Stops every rank."""
+        return tuple(
+            self.add(
+                Step(
+                    id=f"stop {shard_id(replica.id, rank.rank)}",
+                    kind=StepKind.STOP,
+                    node=rank.node,
+                    model=replica.model,
+                    replica=replica.id,
+                    shard=shard_id(replica.id, rank.rank),
+                    reason=reason,
+                    after=tuple(after),
+                    timeout=COMMAND_WITHIN,
+                )
+            )
+            for rank in replica.ranks
+        )
+
+    def wait(self, kind: StepKind, replica: str, *, model: str, after: Iterable[str]) -> str:
+        """A condition that a later pass must see before what comes after is done."""
+        return self.add(
+            Step(
+                id=f"{kind.value} {replica}",
+                kind=kind,
+                model=model,
+                replica=replica,
+                reason=_WHY_WAIT[kind],
+                after=tuple(after),
+            )
+        )
+
+    def forget(self, node: str, shard: str, reason: str) -> str:
+        return self.add(
+            Step(
+                id=f"forget {shard}",
+                kind=StepKind.FORGET,
+                node=node,
+                shard=shard,
+                reason=reason,
+                timeout=COMMAND_WITHIN,
+            )
+        )
+
+    def has_commands(self) -> bool:
+        """Whether anything can be done now."""
+        return any(step.kind not in AWAITS and runnable(step, self._steps) for step in self._steps.values())
+
+    def finish(self) -> tuple[Step, ...]:
+        """In waves, by name within a wave. Empty when nothing could be done now: what waits then needs no step."""
+        if not self.has_commands():
+            return ()
+        waves = _waves(self._steps)
+        waved = (replace(step, wave=waves[step.id]) for step in self._steps.values())
+        return tuple(sorted(waved, key=lambda step: (step.wave, step.kind.value, step.id)))
+
+    # ---- jobs ------------------------------------------------------------------------------------------
+
+    def _context(self, node: str) -> NodeContext:
+        if node not in self._contexts:
+            view = self.survey.nodes[node]
+            if view.desired is None:
+                raise AssertionError(f"nothing is started on {node}: it is not in Git")
+            self._contexts[node] = NodeContext(name=node, spec=view.desired.spec, facts=view.facts)
+        return self._contexts[node]
+
+    def _job(self, node: str, spec: InstallSpec | FetchSpec) -> Job:
+        view = self.survey.nodes[node]
+        if _present(view, spec):
+            return Job(node=node, spec=spec, standing=JobStanding.DONE)
+        report = next((job for job in view.report.jobs if job.job == spec.job), None) if view.report else None
+        return Job(node=node, spec=spec, standing=self._standing(report), report=report)
+
+    def _standing(self, report: JobReport | None) -> JobStanding:
+        if report is None or report.state == JobState.CANCELLED.value:
+            return JobStanding.ABSENT
+        if report.state == JobState.DONE.value:
+            return JobStanding.DONE
+        if report.state != JobState.FAILED.value:
+            return JobStanding.RUNNING
+        rested = report.ended is None or self.now - report.ended >= JOB_RETRY
+        return JobStanding.ABSENT if rested else JobStanding.FAILED
+
+    def _order(self, job: Job, model: str) -> str:
+        is_install = isinstance(job.spec, InstallSpec)
+        before = f"bootstrap {job.node}"
+        return self.add(
+            Step(
+                id=f"{'install' if is_install else 'fetch'} {job.spec.job} on {job.node}",
+                kind=StepKind.INSTALL if is_install else StepKind.FETCH,
+                node=job.node,
+                model=model,
+                reason=_job_reason(job.spec, model),
+                after=(before,) if before in self._steps else (),
+                timeout=COMMAND_WITHIN,
+                install=job.spec if isinstance(job.spec, InstallSpec) else None,
+                fetch=job.spec if isinstance(job.spec, FetchSpec) else None,
+            )
+        )
+
+
+def _job_reason(spec: InstallSpec | FetchSpec, model: str) -> str:
+    if isinstance(spec, InstallSpec):
+        return f"{model} runs on {spec.engine} {spec.version}"
+    return f"{model} needs {spec.description}"
+
+
+def _present(view: NodeView, spec: InstallSpec | FetchSpec) -> bool:
+    if view.facts is None or view.reach.value == "no-agent":
+        return False
+    if isinstance(spec, InstallSpec):
+        return any(engine.digest == spec.digest for engine in view.facts.engines)
+    return any(weights.digest == spec.digest for weights in view.facts.weights)
+
+
+def runnable(step: Step, steps: Mapping[str, Step]) -> bool:
+    """Whether nothing on its way must first be seen by a later pass."""
+    todo, seen = [step], {step.id}
+    while todo:
+        current = todo.pop()
+        if current.kind in AWAITS:
+            return False
+        for name in current.after:
+            if name in steps and name not in seen:
+                seen.add(name)
+                todo.append(steps[name])
+    return True
+
+
+def _waves(steps: Mapping[str, Step]) -> dict[str, int]:
+    """How many steps lie before each; steps are only added after those they wait for."""
+    waves: dict[str, int] = {}
+    for step in steps.values():
+        waves[step.id] = max((waves[name] + 1 for name in step.after if name in waves), default=0)
+    return waves

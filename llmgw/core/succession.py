@@ -1,0 +1,215 @@
+"""How a wanted copy comes: create before destroy while the GPUs allow it, else destroy before create; within
+``maxSurge`` (old and new counted together) and ``maxUnavailable``. Nothing is stopped for a successor that would not fit.
+"""
+
+from dataclasses import replace
+
+from llmgw.core.amounts import names, plural, span
+from llmgw.core.departure import depart
+from llmgw.core.rollout import Want
+from llmgw.core.round import Copy, Round
+from llmgw.core.standing import serves
+from llmgw.core.steps import Job, JobStanding
+from llmgw.model.desired import DesiredModel
+from llmgw.model.ids import ReplicaId
+from llmgw.model.plan import Action, Change, Decision, StepKind
+
+
+def fulfil(round_: Round, want: Want) -> None:
+    """Finds a place and writes the steps, or says why not."""
+    stand = want.stand
+    goal = stand.goal
+    if goal is None:
+        return
+    if stand.need.gpu_memory is None:
+        _block(round_, want, "unknown-memory", f"how much GPU memory it needs is not known: {stand.need.sum}")
+        return
+    if stand.total + 1 > stand.allowed:
+        if stand.model.spec.rollout.max_surge == 0 and want.keep is not None:
+            _make_room(round_, want, goal, want.keep, why="maxSurge is 0")
+        else:
+            _take_turns(
+                round_, want, f"{plural(stand.total, 'copy', 'copies')} of at most {stand.allowed} exist"
+            )
+        return
+    decision = round_.placer.place(stand.request(goal), stand.nodes)
+    if decision.ranks:
+        _create(round_, want, goal, decision)
+        return
+    soon = round_.placer.place_soon(stand.request(goal))
+    if soon.ranks:
+        _wait_for_room(round_, want, goal, soon)
+    elif want.keep is not None:
+        _make_room(round_, want, goal, want.keep, why="no room for both", refused=decision)
+    else:
+        _block(round_, want, "no-room", _no_room(want), placement=decision)
+
+
+# ---- create before destroy ---------------------------------------------------------------------------
+
+
+def _create(round_: Round, want: Want, goal: DesiredModel, decision: Decision) -> None:
+    stand, keep = want.stand, want.keep
+    replica = stand.next_id(goal, want.ordinal)
+    started = round_.book.start(goal, replica, decision.ranks, reason=want.reason)
+    published = _publish(round_, goal, replica, started)
+    if keep is not None:
+        depart(round_, keep, reason=f"{replica} has taken over", after=(published,))
+    _take(round_, want, replica, decision)
+    stand.total += 1
+    round_.told.changes.append(_change(want, replica=replica, placement=decision))
+
+
+def _publish(round_: Round, goal: DesiredModel, replica: ReplicaId, after: tuple[str, ...]) -> str:
+    ready = round_.book.wait(StepKind.AWAIT_READY, replica, model=goal.name, after=after)
+    return round_.book.publish(replica, model=goal.name, reason="ready", after=(ready,))
+
+
+def _take(round_: Round, want: Want, replica: ReplicaId, decision: Decision) -> None:
+    round_.placer.claim(replica, decision.ranks)
+    want.stand.moving = True
+    for rank in decision.ranks:
+        want.stand.nodes[rank.node] += 1
+
+
+# ---- destroy before create ---------------------------------------------------------------------------
+
+
+def _make_room(
+    round_: Round, want: Want, goal: DesiredModel, keep: Copy, *, why: str, refused: Decision | None = None
+) -> None:
+    stand = want.stand
+    decision = round_.placer.place_instead(stand.request(goal), keep.replica.ranks, keep.replica.id)
+    if not decision.ranks:
+        refused = refused or round_.placer.place(stand.request(goal), stand.nodes)
+        reason = (
+            f"{_no_room(want)}; it would not fit in the place of {keep.replica.id} either, which serves on"
+        )
+        _block(round_, want, "no-room", reason, placement=refused)
+        return
+    if refused is not None:
+        decision = replace(decision, rejections=refused.rejections)
+    if serves(keep) and not _may_stop(round_, want, keep, why):
+        return
+    jobs = round_.book.jobs(goal, (rank.node for rank in decision.ranks))
+    if failed := [job for job in jobs if job.standing is JobStanding.FAILED]:
+        _block(round_, want, "job-failed", _job_failed(failed[0], keep), placement=decision)
+        return
+    replica = stand.next_id(goal, want.ordinal)
+    before: tuple[str, ...] = ()
+    if any(job.standing is not JobStanding.DONE for job in jobs):
+        ordered = round_.book.order(jobs, model=goal.name)
+        before = (round_.book.wait(StepKind.AWAIT_JOBS, replica, model=goal.name, after=ordered),)
+        _tell_jobs(round_, want, jobs)
+    departure = depart(round_, keep, reason=f"makes room for {replica}", after=before)
+    started = round_.book.start(goal, replica, decision.ranks, reason=want.reason, after=(departure.tail,))
+    _publish(round_, goal, replica, started)
+    _take(round_, want, replica, decision)
+    change = _change(want, replica=replica, placement=decision, action=Action.DESTROY_BEFORE_CREATE)
+    outage = _outage(want, keep, replica) if serves(keep) else "none: it does not serve now"
+    round_.told.changes.append(replace(change, reason=f"{want.reason}; {why}", outage=outage))
+    stand.serving.discard(want.ordinal)
+
+
+def _may_stop(round_: Round, want: Want, keep: Copy, why: str) -> bool:
+    """Whether a serving replica may go before its successor is there; tells why not."""
+    stand = want.stand
+    rollout = stand.model.spec.rollout
+    serving = len([ordinal for ordinal in stand.serving if ordinal < stand.model.spec.replicas])
+    if rollout.max_unavailable == 0:
+        reason = f"{why}, and maxUnavailable is 0: {keep.replica.id} serves on; free GPUs, or allow 1"
+        _block(round_, want, "no-surge", reason)
+        return False
+    if stand.model.spec.protect and serving <= 1:
+        reason = f"{why}, and {stand.model.name} is protected: its last ready replica is not stopped"
+        _block(round_, want, "protected", reason)
+        return False
+    allowed = 1 if rollout.max_unavailable == "auto" else rollout.max_unavailable
+    down = stand.model.spec.replicas - serving
+    if down + 1 > allowed:
+        _take_turns(
+            round_, want, f"{down} of {stand.model.spec.replicas} replicas are not ready, {allowed} may be"
+        )
+        return False
+    return True
+
+
+def _outage(want: Want, keep: Copy, replica: ReplicaId) -> str:
+    stand = want.stand
+    others = len(stand.serving - {want.ordinal})
+    leader = keep.state.leader
+    took = leader.loading_seconds if leader is not None else None
+    about = f" (the last start took {span(took)})" if took else ""
+    what = f"one replica less, {others} left" if others else f"{stand.model.name} does not answer"
+    return f"{what} from the drain of {keep.replica.id} until {replica} is ready{about}"
+
+
+def _job_failed(job: Job, keep: Copy) -> str:
+    error = job.report.error if job.report is not None else ""
+    return (
+        f"{job.spec.job} on {job.node} failed: {error or 'no reason given'}; {keep.replica.id} serves on, and the job "
+        "is tried again after 5 minutes"
+    )
+
+
+def _tell_jobs(round_: Round, want: Want, jobs: tuple[Job, ...]) -> None:
+    todo = names(f"{job.spec.job} on {job.node}" for job in jobs if job.standing is not JobStanding.DONE)
+    round_.told.waiting.append(f"{want.stand.address(want.ordinal)} waits for {todo}")
+
+
+# ---- later, or not at all ----------------------------------------------------------------------------
+
+
+def _wait_for_room(round_: Round, want: Want, goal: DesiredModel, soon: Decision) -> None:
+    """What leaves frees the place: it is kept for this one."""
+    replica = want.stand.next_id(goal, want.ordinal)
+    _take(round_, want, replica, soon)
+    where = names(dict.fromkeys(rank.node for rank in soon.ranks))
+    round_.told.waiting.append(f"{want.stand.address(want.ordinal)} waits for room on {where}")
+    change = _change(want, replica=None, placement=soon)
+    round_.told.changes.append(replace(change, reason=f"{want.reason}; starts when {where} has room again"))
+
+
+def _take_turns(round_: Round, want: Want, why: str) -> None:
+    """One after the other. If nothing is under way that could end, nobody's turn will come."""
+    if not want.stand.moving:
+        _block(round_, want, "no-turn", f"{why}, and nothing is under way that would change it")
+        return
+    address = want.stand.address(want.ordinal)
+    round_.told.waiting.append(f"{address} waits its turn: {why}")
+    round_.told.changes.append(replace(_change(want), reason=f"{want.reason}; waits its turn: {why}"))
+
+
+def _block(
+    round_: Round, want: Want, keyword: str, reason: str, *, placement: Decision | None = None
+) -> None:
+    change = _change(want, placement=placement, action=Action.BLOCKED)
+    told = f"{want.reason}; {reason}" if want.keep is not None else reason
+    round_.told.changes.append(replace(change, keyword=keyword, reason=told))
+
+
+def _no_room(want: Want) -> str:
+    pool = want.stand.model.spec.placement.pool
+    return f"no node of pool {pool} has room for it"
+
+
+def _change(
+    want: Want,
+    *,
+    replica: ReplicaId | None = None,
+    placement: Decision | None = None,
+    action: Action | None = None,
+) -> Change:
+    return Change(
+        address=want.stand.address(want.ordinal),
+        action=action or want.action,
+        keyword=want.keyword,
+        reason=want.reason,
+        model=want.stand.model.name,
+        ordinal=want.ordinal,
+        replica=replica,
+        previous=want.keep.replica.id if want.keep is not None else None,
+        fields=want.fields,
+        placement=placement,
+        where=want.stand.model.where,
+    )
