@@ -15,6 +15,7 @@ from pathlib import Path
 from llmgw.controller.redaction import MASK, Redactor
 from llmgw.controller.repo.failures import GitError
 from llmgw.controller.repo.git import Git, GitEnvironment
+from llmgw.controller.repo.locks import make_private_folder
 from llmgw.model.ids import ReplicaId, key_id
 from llmgw.model.manifest import FromEnv, FromFile, Value
 from llmgw.model.problems import StalledError
@@ -82,8 +83,9 @@ def ensure_secret(path: Path, *, work_tree: Path | None = None, git: Git | None 
     Raises StalledError when the file is kept in Git, can be read by others, or can't be written."""
     refuse_in_git(path, work_tree=work_tree, git=git)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _create(path)
+        make_private_folder(path.parent)
+        if not os.path.lexists(path):
+            _create(path)
     except OSError as wrong:
         raise StalledError(
             f"making the fleet secret {path}: {wrong.strerror or wrong}: give the right to write there, or choose another "
@@ -155,35 +157,28 @@ def replica_key(secret: bytes, replica: ReplicaId) -> Masked:
 def refuse_in_git(path: Path, *, work_tree: Path | None = None, git: Git | None = None) -> None:
     """A secret must never be committed: refused when Git tracks it, and below ``work_tree`` also when Git would at
     the next ``git add``. Raises StalledError."""
-    folder = _existing(path.parent)
+    real = path.resolve()
+    folder = next(above for above in real.parents if above.is_dir())
     if not any((above / ".git").exists() for above in (folder, *folder.parents)):
         return
     runner = git or Git(GitEnvironment())
-    name = str(path.absolute())
     try:
-        if runner.succeeds("ls-files", "--error-unmatch", "--", name, directory=folder):
+        if runner.succeeds("ls-files", "--error-unmatch", "--", str(real), directory=folder):
             raise StalledError(
-                f"using the secret {path}: Git tracks this file: take it out (git rm --cached), make a new secret, and keep "
-                "it outside the repository"
+                f"using the secret {path}: Git tracks this file: take it out (git rm --cached), make a new secret, "
+                "and keep it outside the repository"
             )
-        inside = work_tree is not None and path.absolute().is_relative_to(work_tree)
-        if inside and not runner.succeeds("check-ignore", "--quiet", "--", name, directory=folder):
+        inside = work_tree is not None and real.is_relative_to(work_tree.resolve())
+        if inside and not runner.succeeds("check-ignore", "--quiet", "--", str(real), directory=folder):
             raise StalledError(
-                f"using the secret {path}: it lies in the manifests' folder and Git does not ignore it: add it to .gitignore, "
-                "or choose another place with --secret-file"
+                f"using the secret {path}: it lies in the manifests' folder and Git does not ignore it: add it to "
+                ".gitignore, or choose another place with --secret-file"
             )
     except GitError as wrong:
         raise StalledError(
-            f"using the secret {path}: {wrong.said}: whether Git keeps it can't be told; choose a place outside of any "
-            "repository with --secret-file"
+            f"using the secret {path}: {wrong.said}: whether Git keeps it can't be told; choose a place outside of "
+            "any repository with --secret-file"
         ) from wrong
-
-
-def _existing(folder: Path) -> Path:
-    resolved = folder.absolute()
-    while not resolved.is_dir():
-        resolved = resolved.parent
-    return resolved
 
 
 # ---- values of manifests -------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class FileLock:
 
     def _open(self) -> int:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private_folder(self._path.parent)
             return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as wrong:
             raise StalledError(
@@ -122,6 +122,13 @@ class FileLock:
         }
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(note).encode()[:_MAX_NOTE], 0)
+
+
+def make_private_folder(folder: Path) -> None:
+    """The folder and whatever is missing above it, 0700: state and secrets are nobody else's to read."""
+    missing = [above for above in (folder, *folder.parents) if not above.exists()]
+    for above in reversed(missing):
+        above.mkdir(mode=0o700, exist_ok=True)
 
 
 def _try_lock(descriptor: int, path: Path) -> bool:

@@ -4,6 +4,7 @@ that commit is read, from its tree and never from a work tree."""
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from llmgw.controller.repo.failures import GitError, explained
 from llmgw.controller.repo.git import How
@@ -252,7 +253,7 @@ class Mirror:
         pointer to Git LFS. What can't be read must never look like what is not there."""
         where = await self.fleet_path(commit) if path is None else repository_path(path, what="path")
         entries = await self.objects.entries(commit, where)
-        self._check_path(commit, where, entries)
+        await self._check_path(commit, where, entries)
         below = tuple(entry for entry in entries if _counts(entry, where))
         manifests = {entry.path: entry.object for entry in below if _is_manifest(entry, where)}
         links = {entry.path: entry.object for entry in below if entry.mode == _LINK}
@@ -274,27 +275,30 @@ class Mirror:
             linked={link: contents[object_id] for link, object_id in sorted(linked.items())},
         )
 
-    def _check_path(self, commit: Commit, where: str, entries: Sequence[Entry]) -> None:
-        if where == ".":
+    async def _check_path(self, commit: Commit, where: str, entries: Sequence[Entry]) -> None:
+        """The path is a folder of this commit (or one file), reached through folders only."""
+        if where == "." or any(
+            entry.path == where and entry.mode not in {_LINK, _SUBMODULE} for entry in entries
+        ):
             return
-        for entry in entries:
-            if entry.kind == "commit" and (where == entry.path or where.startswith(f"{entry.path}/")):
-                raise InvalidError((_submodule(entry.path),))
-            if entry.path == where and entry.mode == _LINK:
-                raise InvalidError(
-                    (
-                        Problem(
-                            where=Where(file=where),
-                            what="the manifests' path is a symbolic link",
-                            instead="point --path to the folder itself",
-                        ),
+        for part in (where, *map(str, PurePosixPath(where).parents)):
+            for entry in await self.objects.entries(commit, part):
+                if entry.path == part and entry.mode == _SUBMODULE:
+                    raise InvalidError((_submodule(part),))
+                if entry.path == part and entry.mode == _LINK:
+                    raise InvalidError(
+                        (
+                            Problem(
+                                where=Where(file=part),
+                                what="the manifests' path is a symbolic link",
+                                instead="point --path to the folder itself",
+                            ),
+                        )
                     )
-                )
-        if not any(entry.path == where for entry in entries):
-            raise StalledError(
-                f"reading the manifests of {self.remote}: commit {commit[:12]} has no {where}: point --path to where "
-                "they are, from the repository's top"
-            )
+        raise StalledError(
+            f"reading the manifests of {self.remote}: commit {commit[:12]} has no {where}: point --path to where they "
+            "are, from the repository's top"
+        )
 
     async def _named(self, commit: Commit, names: Sequence[str]) -> dict[str, str]:
         found: dict[str, str] = {}

@@ -321,7 +321,7 @@ class ObjectStore:
         try:
             return parse((await self._call(call)).out)
         except GitError as wrong:
-            if wrong.kind not in _TRUTH_IS_ELSEWHERE:
+            if wrong.kind not in _TRUTH_IS_ELSEWHERE and self.path.exists():
                 raise explained(wrong) from wrong
         except _MissingError:
             pass

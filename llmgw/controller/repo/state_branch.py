@@ -165,6 +165,10 @@ class GitRecordStore:
         """Files to write or remove, and whether everything is written anew (over a record that can't be read)."""
         if after is None:
             return layout.changes(None, kept), False
+        if (self._known is None or self._known.version != after) and not await self._objects.has(after):
+            await self.tip()
+            if not await self._objects.has(after):
+                raise self._lost()
         try:
             await self._stored(commit_id(after))
         except UnreadableRecordError:
