@@ -131,7 +131,9 @@ class Jobs:
                 raise AgentError(f"cancelling job {job}: this node knows no such job", code=NOT_FOUND)
             if found.task is not None and found.report.state not in ENDED:
                 found.task.cancel()
-                await found.ended.wait()
+                await asyncio.wait([found.task])
+                if not found.ended.is_set():  # cancelled before its first step, so it never saw its end
+                    await self._end(found, JobState.CANCELLED, "")
             return found.report
 
     def reports(self) -> tuple[JobReport, ...]:

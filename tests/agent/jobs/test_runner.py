@@ -1,0 +1,244 @@
+"""One job a target, orders that outlive the agent, ends that are told."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from llmgw.agent.jobs.fakes import FakeDoer, FakeTargets
+from llmgw.agent.jobs.runner import KEPT, Jobs
+from llmgw.agent.journal import Journal, MemoryJournalStore
+from llmgw.clock import FakeClock
+from llmgw.model.ids import JobId
+from llmgw.model.problems import AgentError, RetryError, StalledError
+from llmgw.model.report import JobReport
+from llmgw.wire.messages import INVALID_PARAMS, NO_SPACE, NOT_FOUND
+from tests.agent.agents import NOON, MemoryDisk, fetch_spec, install_spec
+
+INSTALL = JobId("install-abababab")
+
+
+class World:
+    """A disk and targets that outlive the jobs."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.disk = MemoryDisk()
+        self.targets = FakeTargets()
+        self.doer = FakeDoer(self.targets, seconds=seconds)
+        self.store = MemoryJournalStore()
+        self.told: list[JobReport] = []
+
+    def jobs(self) -> Jobs:
+        return Jobs(
+            clock=FakeClock(NOON),
+            disk=self.disk,
+            journal=Journal(store=self.store, clock=FakeClock(NOON)),
+            install=self.doer,
+            fetch=self.doer,
+            targets=self.targets,
+            changed=self.told.append,
+        )
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(main(), timeout=20))
+
+
+def test_a_job_runs_to_its_end_and_tells_so() -> None:
+    world = World()
+
+    async def main() -> None:
+        jobs = world.jobs()
+        first = await jobs.install(install_spec())
+        assert first.state == "queued"
+        await jobs.wait((INSTALL,))
+        assert jobs.engine_path(install_spec().digest) == "/pretended/engines/abababab"
+        assert [report.state for report in world.told] == ["running", "done"]
+        assert world.told[-1].done_bytes == world.told[-1].total_bytes == 1_000_000
+
+    run(main)
+
+
+def test_however_many_ask_there_is_one_job_a_target() -> None:
+    world = World(seconds=0.05)
+
+    async def main() -> None:
+        jobs = world.jobs()
+        await asyncio.gather(*(jobs.install(install_spec()) for _ in range(10)))
+        await jobs.wait((INSTALL,))
+        assert (await jobs.install(install_spec())).state == "done"
+        assert world.doer.runs == ["install-abababab"]
+
+    run(main)
+
+
+def test_a_failed_job_tells_why_and_is_tried_again_when_ordered_again() -> None:
+    world = World()
+    world.doer.errors = [StalledError("no such version")]
+
+    async def main() -> None:
+        jobs = world.jobs()
+        await jobs.install(install_spec())
+        with pytest.raises(StalledError, match=r"install-abababab \(sim 1\) failed: no such version"):
+            await jobs.wait((INSTALL,))
+        await jobs.install(install_spec())
+        await jobs.wait((INSTALL,))
+
+    run(main)
+
+
+def test_an_error_that_may_pass_is_tried_again_by_itself() -> None:
+    world = World()
+    world.doer.errors = [RetryError("the line is down", after=timedelta(0))] * 2
+
+    async def main() -> None:
+        jobs = world.jobs()
+        await jobs.fetch(fetch_spec())
+        await jobs.wait((JobId("fetch-abababab"),))
+        assert len(world.doer.runs) == 3
+
+    run(main)
+
+
+def test_an_unforeseen_error_fails_the_job_and_not_the_agent() -> None:
+    world = World()
+    world.doer.errors = [ZeroDivisionError("oops")]
+
+    async def main() -> None:
+        jobs = world.jobs()
+        await jobs.install(install_spec())
+        with pytest.raises(StalledError, match="ZeroDivisionError: oops"):
+            await jobs.wait((INSTALL,))
+
+    run(main)
+
+
+def test_a_job_that_takes_too_long_fails() -> None:
+    world = World(seconds=60)
+
+    async def main() -> None:
+        jobs = world.jobs()
+        await jobs.install(install_spec(timeout=0.05))
+        with pytest.raises(StalledError, match="not done within"):
+            await jobs.wait((INSTALL,))
+
+    run(main)
+
+
+def test_a_cancelled_job_ends_and_the_shards_that_wait_are_told() -> None:
+    world = World(seconds=60)
+
+    async def main() -> None:
+        jobs = world.jobs()
+        await jobs.install(install_spec())
+        waiting = asyncio.ensure_future(jobs.wait((INSTALL,)))
+        assert (await jobs.cancel(INSTALL)).state == "cancelled"
+        with pytest.raises(StalledError, match="cancelled"):
+            await waiting
+        assert (await jobs.cancel(INSTALL)).state == "cancelled"
+
+    run(main)
+
+
+def test_cancelling_what_nobody_ordered_is_told() -> None:
+    async def main() -> None:
+        with pytest.raises(AgentError) as caught:
+            await World().jobs().cancel("install-00000000")
+        assert caught.value.code == NOT_FOUND
+
+    run(main)
+
+
+def test_waiting_for_what_nobody_ordered_fails_at_once() -> None:
+    async def main() -> None:
+        with pytest.raises(StalledError, match="nobody ordered it"):
+            await World().jobs().wait((INSTALL,))
+
+    run(main)
+
+
+def test_an_order_is_on_disk_before_work_begins_and_a_disk_that_refuses_means_no_job() -> None:
+    world = World()
+    world.disk.refuses = "No space left on device"
+
+    async def main() -> None:
+        jobs = world.jobs()
+        with pytest.raises(AgentError, match="not begun") as caught:
+            await jobs.install(install_spec())
+        assert caught.value.code == NO_SPACE
+        assert world.doer.runs == []
+        assert jobs.reports() == ()
+
+    run(main)
+
+
+def test_a_new_agent_goes_on_with_what_the_last_one_left() -> None:
+    world = World(seconds=60)
+
+    async def main() -> None:
+        first = world.jobs()
+        await first.install(install_spec())
+        await asyncio.sleep(0)
+        await first.close()
+        world.doer.seconds = 0
+        second = world.jobs()
+        assert await second.adopt() == ()
+        await second.wait((INSTALL,))
+        assert second.reports()[0].state == "done"
+        assert world.doer.cleaned == [frozenset({"install-abababab"})] * 2
+
+    run(main)
+
+
+def test_a_finished_job_is_still_known_to_the_next_agent_and_not_done_again() -> None:
+    world = World()
+
+    async def main() -> None:
+        first = world.jobs()
+        await first.install(install_spec())
+        await first.wait((INSTALL,))
+        second = world.jobs()
+        await second.adopt()
+        await second.wait((INSTALL,))
+        assert world.doer.runs == ["install-abababab"]
+
+    run(main)
+
+
+def test_an_order_that_cannot_be_read_is_told_and_left_alone() -> None:
+    world = World()
+    world.disk.files["jobs/install-00000000.json"] = b"{"
+
+    async def main() -> None:
+        problems = await world.jobs().adopt()
+        assert "jobs/install-00000000.json can't be read" in problems[0]
+        assert "jobs/install-00000000.json" in world.disk.files
+
+    run(main)
+
+
+@pytest.mark.parametrize("job", ["../../etc/passwd", "install-xyz", "", "other-abababab"])
+def test_a_job_is_never_a_path(job: str) -> None:
+    async def main() -> None:
+        with pytest.raises(AgentError) as caught:
+            await World().jobs().install(install_spec(job=JobId(job)))
+        assert caught.value.code == INVALID_PARAMS
+
+    run(main)
+
+
+def test_orders_of_ended_jobs_do_not_pile_up() -> None:
+    world = World()
+
+    async def main() -> None:
+        jobs = world.jobs()
+        for number in range(KEPT + 5):
+            digest = f"{number:08x}" * 8
+            await jobs.install(install_spec(digest))
+            await jobs.wait((JobId(f"install-{digest[:8]}"),))
+        assert len(jobs.reports()) <= KEPT
+        assert len(world.disk.files) <= KEPT
+
+    run(main)
