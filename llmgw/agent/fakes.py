@@ -5,10 +5,13 @@ Everything happens in the event loop's time, so that a loop with a pretended clo
 the agent dies there. From then on the seam raises the same at each call, so that a dead agent changes nothing more.
 """
 
+# ruff: noqa: ARG002 - the seams' parameters, of which a pretended node needs few
+
 import asyncio
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from llmgw.agent.seams import Answer, Order, ProcessId, Running
 from llmgw.clock import Clock
@@ -63,7 +66,7 @@ def ports_of(order: Order) -> tuple[int, ...]:
     """What follows ``--port``; a leader also listens on its other ports, such as the rendezvous."""
     leader = order.shard.endswith("-r0")
     words = [word for text in order.argv for word in text.split("=", 1)]
-    pairs = zip(words, words[1:], strict=False)
+    pairs = pairwise(words)
     return tuple(
         int(value)
         for name, value in pairs
