@@ -115,6 +115,8 @@ def describe(ledger: NodeLedger, misfit: Misfit, gpus: Gpus, need: Need) -> tupl
         kin = [entry for entry in ledger.gpus if suits(ledger, entry, gpus, need)]
         held = [f"GPU {entry.gpu.index} {entry.state()}" for entry in kin if not entry.whole()]
         more = [f"{len(held) - BLAMED} more are held"] if len(held) > BLAMED else []
+        if len(kin) < _wanted(gpus):
+            return "too few GPUs", need_text(gpus, need), f"{plural(len(kin), 'GPU')} of that kind"
         free = f"{misfit.fitting} of {plural(len(kin), 'GPU')} free" if gpus.share is None else ""
         have = "; ".join(part for part in (free, *held[:BLAMED], *more) if part)
         return "not enough GPU", need_text(gpus, need), have

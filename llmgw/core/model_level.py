@@ -9,6 +9,9 @@ from llmgw.core.round import Round
 from llmgw.core.standing import Standing
 from llmgw.model.plan import Action, Change, FieldChange
 
+TOLD_OF_THE_MODEL = frozenset({"spec.aliases", "spec.priority", "spec.protect", "spec.replicas"})
+"""Fields that are told once, of the model, and not again of each replica."""
+
 
 def tell_in_place(round_: Round, stand: Standing) -> None:
     """What changes in place: no shard is touched, the record makes it true."""

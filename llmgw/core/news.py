@@ -16,6 +16,8 @@ from llmgw.model.report import NodeObservation, Observed, Reach, ShardReport
 NO_WISHES = Desired(commit=None, fleet_name="", fleet=FleetSpec())
 LINES_KEPT = 20
 """Lines of a failed replica's output that the record keeps: a traceback's end and what led to it."""
+NOT_AS_PLANNED = ("mismatch:", "its order can't be written")
+"""How agents begin to say that their node is not what the plan took for granted."""
 GONE = frozenset({Health.MISSING, Health.STOPPED})
 
 
@@ -99,7 +101,7 @@ def never_ready(replica: ReplicaRecord) -> bool:
 
 def outdated(failure: ShardReport) -> bool:
     """Whether the node was not what the plan took for granted: no fault of the spec, so another plan may work."""
-    return failure.attempts == 0 and failure.started is None and "mismatch" in failure.last_error.lower()
+    return failure.attempts == 0 and failure.started is None and failure.last_error.startswith(NOT_AS_PLANNED)
 
 
 def _node(node: NodeRecord, seen: NodeObservation | None, now: datetime) -> NodeRecord:

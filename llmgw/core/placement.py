@@ -77,7 +77,11 @@ class Placer:
         nodes = [ledger for ledger in nodes if ledger.order in among.allowed]
         without = frozenset(shard_id(replica, rank.rank) for rank in ranks)
         chosen = self._choose(request, nodes, without=without)
-        return self._decide(request, among, chosen, freed_by=replica) if chosen else Decision()
+        return (
+            self._decide(request, among, chosen, freed_by=f"once {replica} has stopped")
+            if chosen
+            else Decision()
+        )
 
     def place_soon(self, request: Request) -> Decision:
         """As if everything that is on its way out were gone already."""
@@ -85,7 +89,7 @@ class Placer:
         nodes = [ledger for ledger in among.nodes if request.nodes > 1 or ledger.view.name in self._leaving]
         chosen = self._choose(request, nodes, soon=True)
         return (
-            self._decide(request, among, chosen, freed_by="replicas that are leaving")
+            self._decide(request, among, chosen, freed_by="once those that leave have stopped")
             if chosen
             else Decision()
         )
@@ -194,11 +198,7 @@ class Placer:
         ledger = found.ledger
         name = ledger.view.name
         if freed_by:
-            return (
-                f"{name} has room once {freed_by} has gone"
-                if request.nodes == 1
-                else f"{name}: after {freed_by}"
-            )
+            return f"{name} has room {freed_by}"
         if request.gpus.share is not None and request.gpus.per_node:
             room = "room on the fullest GPU that fits"
         elif request.gpus.per_node:
@@ -206,7 +206,9 @@ class Placer:
         else:
             room = "room; computes on the CPU"
         have = (
-            " and the weights already" if ledger.order in self._weights.get(request.weights or "", ()) else ""
+            ", and the weights already"
+            if ledger.order in self._weights.get(request.weights or "", ())
+            else ""
         )
         return f"{name} has {room}{have}"
 

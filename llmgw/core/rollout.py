@@ -21,7 +21,7 @@ from llmgw.core.departure import depart, remove, tell_unknown
 from llmgw.core.diff import change as field_change
 from llmgw.core.diff import spec_changes
 from llmgw.core.fitting import still_good
-from llmgw.core.model_level import tell_held, tell_in_place
+from llmgw.core.model_level import TOLD_OF_THE_MODEL, tell_held, tell_in_place
 from llmgw.core.recording import desired_spec
 from llmgw.core.round import Copy, Round
 from llmgw.core.standing import Standing, best_old, is_current, misplaced, serves
@@ -318,7 +318,8 @@ def _replace(round_: Round, stand: Standing, ordinal: int, *, keep: Copy | None,
         reason = misplaced(round_, stand, base) or f"{old.id} is {base.state.text}"
         keyword, action = "moved", Action.MOVE
     else:
-        fields = spec_changes(old.spec, desired_spec(goal, round_.key_id), replaces=True)
+        changed = spec_changes(old.spec, desired_spec(goal, round_.key_id), replaces=True)
+        fields = tuple(each for each in changed if each.path not in TOLD_OF_THE_MODEL)
         forcing = [each.path for each in fields if each.forces_replacement]
         if not forcing:
             fields = (*fields, field_change("specDigest", old.spec_digest, str(goal.spec_digest)))

@@ -1,0 +1,134 @@
+"""Status, problems and history as text."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from llmgw.core.amounts import at, plural, size, span
+from llmgw.core.status import JobRow, ModelRow, NodeRow, ReplicaRow, Status
+from llmgw.model.problems import Problem, Where
+
+_SIGNS = {"ready": "+", "failed": "!", "unknown": "!", "missing": "!", "backoff": "~", "unreachable": "!"}
+
+
+def _plain(text: str, sign: str) -> str:
+    del sign
+    return text
+
+
+def status_text(status: Status, *, paint: Callable[[str, str], str] = _plain) -> str:
+    """Models, replicas, nodes and jobs, as tables that fit a terminal; long texts stand below their row."""
+    lines = [_head(status), ""]
+    lines += _table(("MODEL", "READY", "SERVED AS", ""), [_model(row) for row in status.models], paint)
+    if status.replicas:
+        lines += ["", *_replicas(status.replicas, paint)]
+    if status.nodes:
+        lines += ["", *_nodes(status.nodes, paint)]
+    if status.jobs:
+        rows = [_job(row) for row in status.jobs]
+        lines += ["", *_table(("JOB", "NODE", "STATE", "PROGRESS", "WHAT"), rows, paint)]
+    return "\n".join(lines) + "\n"
+
+
+def _head(status: Status) -> str:
+    commit = f"commit {status.commit[:10]}" if status.commit else "nothing applied yet"
+    when = f" at {at(status.outcome_at)}" if status.outcome_at is not None else ""
+    last = f", last pass {status.outcome}{when}" if status.outcome else ""
+    busy = f"; {status.holder} is applying" if status.holder else ""
+    return f"Fleet {status.fleet}: {commit}, serial {status.serial}{last}{busy}"
+
+
+def _model(row: ModelRow) -> tuple[str, ...]:
+    held = f"held: {row.held}" if row.held else ""
+    return (row.name, f"{row.ready}/{row.wanted}", row.served_name, held)
+
+
+def _replicas(rows: Sequence[ReplicaRow], paint: Callable[[str, str], str]) -> list[str]:
+    head = ("REPLICA", "STATE", "NODE", "GPUS", "COMPUTES ON", "SINCE", "URL")
+    cells = [
+        (
+            row.replica,
+            row.state if row.recorded else f"{row.state} (unrecorded)",
+            ",".join(row.nodes),
+            ",".join(row.gpus) or "-",
+            ",".join(row.computes_on) or "?",
+            at(row.since) if row.since is not None else "",
+            row.url,
+        )
+        for row in rows
+    ]
+    widths = _widths(head, cells)
+    lines = [_line(head, widths)]
+    for row, cell in zip(rows, cells, strict=True):
+        lines.append(paint(_line(cell, widths), _SIGNS.get(row.state, "")))
+        lines += [f"    {note}" for note in _notes(row)]
+    return lines
+
+
+def _notes(row: ReplicaRow) -> Iterable[str]:
+    if row.reason:
+        yield row.reason
+    if row.last_error and row.last_error not in row.reason:
+        yield f"last error: {row.last_error}"
+    if row.last_line and row.state not in ("ready", "stopped"):
+        yield f"last line: {row.last_line}"
+
+
+def _nodes(rows: Sequence[NodeRow], paint: Callable[[str, str], str]) -> list[str]:
+    head = ("NODE", "REACH", "AGENT", "GPUS FREE", "CLASS")
+    cells = [
+        (
+            row.name,
+            row.reach + (" (cordoned)" if row.cordoned else ""),
+            row.agent or "-",
+            f"{row.gpus_free}/{row.gpus}" if row.gpus else "-",
+            row.gpu_class,
+        )
+        for row in rows
+    ]
+    widths = _widths(head, cells)
+    lines = [_line(head, widths)]
+    for row, cell in zip(rows, cells, strict=True):
+        lines.append(paint(_line(cell, widths), _SIGNS.get(row.reach, "")))
+        if row.unreachable_since is not None:
+            lines.append(f"    unreachable since {at(row.unreachable_since)}")
+        lines += [f"    {problem}" for problem in row.problems]
+    return lines
+
+
+def _job(row: JobRow) -> tuple[str, ...]:
+    done = size(row.done_bytes) if row.done_bytes else ""
+    total = f" of {size(row.total_bytes)}" if row.total_bytes else ""
+    rate = f", {size(row.rate)}/s" if row.rate else ""
+    left = f", {span(row.left)} left" if row.left is not None else ""
+    what = f"{row.description}: {row.error}" if row.error else row.description
+    return (row.job, row.node, row.state, f"{done}{total}{rate}{left}".strip(), what)
+
+
+def _table(
+    head: tuple[str, ...], rows: Sequence[tuple[str, ...]], paint: Callable[[str, str], str]
+) -> list[str]:
+    widths = _widths(head, rows)
+    return [_line(head, widths), *(paint(_line(row, widths), "") for row in rows)]
+
+
+def _widths(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+
+
+def _line(cells: tuple[str, ...], widths: list[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def problems_text(problems: Iterable[Problem]) -> str:
+    """One line each, in the order of the files, and how many there are."""
+    listed = sorted(problems, key=lambda each: (each.where or Where(file=""), each.what))
+    lines = [str(problem) for problem in listed]
+    return "\n".join((*lines, plural(len(lines), "problem"))) + "\n"
+
+
+def history_text(entries: Iterable[tuple[str, str, str, str]]) -> str:
+    """``entries``: serial, time, outcome and subject, newest first."""
+    rows = list(entries)
+    if not rows:
+        return "Nothing was ever applied.\n"
+    lines = _table(("SERIAL", "WHEN", "OUTCOME", "WHAT"), rows, _plain)
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,258 @@
+"""What people are shown of a fleet: the record and the reports side by side, as rows. Decides nothing."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from llmgw.core.claims import NodeLedger, ledgers
+from llmgw.core.condition import Condition, Health, condition
+from llmgw.core.news import NO_WISHES
+from llmgw.core.survey import NodeView, SeenShard, Survey, survey
+from llmgw.model.desired import Desired
+from llmgw.model.record import ModelRecord, Record, ReplicaRecord
+from llmgw.model.report import Observed, Reach
+
+RUNNING_JOBS = frozenset({"queued", "running", "failed"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRow:
+    name: str
+    served_name: str
+    wanted: int
+    ready: int
+    held: str = ""  # why its newest spec is not tried again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaRow:
+    """``gpus`` as ``gpu01:0``, by the node's own numbering of this moment. ``computes_on`` is what its processes really
+    use: the same form, or ``cpu``; empty when nobody has told."""
+
+    model: str
+    replica: str
+    ordinal: int
+    phase: str  # what it was last told to be
+    state: str
+    reason: str
+    nodes: tuple[str, ...]
+    gpus: tuple[str, ...] = ()
+    computes_on: tuple[str, ...] = ()
+    url: str = ""
+    since: datetime | None = None
+    attempts: int = 0
+    last_error: str = ""
+    last_line: str = ""
+    recorded: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    name: str
+    reach: str
+    agent: str = ""
+    gpus: int = 0
+    gpus_free: int = 0
+    gpu_class: str = ""
+    problems: tuple[str, ...] = ()
+    unreachable_since: datetime | None = None
+    cordoned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """``rate`` in bytes a second over the whole job so far; ``left`` in seconds."""
+
+    node: str
+    job: str
+    kind: str
+    description: str
+    state: str
+    done_bytes: int = 0
+    total_bytes: int | None = None
+    rate: float | None = None
+    left: float | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    fleet: str
+    serial: int
+    commit: str
+    outcome: str = ""
+    outcome_at: datetime | None = None
+    holder: str = ""  # who is applying right now
+    models: tuple[ModelRow, ...] = ()
+    replicas: tuple[ReplicaRow, ...] = ()
+    nodes: tuple[NodeRow, ...] = ()
+    jobs: tuple[JobRow, ...] = ()
+
+
+def status(record: Record, observed: Observed, *, now: datetime, desired: Desired | None = None) -> Status:
+    """``desired`` adds what Git asks for and nobody has applied yet."""
+    seen = survey(desired or NO_WISHES, record, observed.nodes, offline=False)
+    rows = [_recorded(replica, seen) for replica in record.replicas.values()]
+    rows += [_unrecorded(shard, seen) for shard in seen.shards.values() if _is_stray(shard, record)]
+    books = ledgers(seen, record.replicas.values())
+    last = record.last_pass
+    return Status(
+        fleet=record.fleet,
+        serial=record.serial,
+        commit=record.commit or "",
+        outcome=(last.outcome.value if last.outcome is not None else "running") if last is not None else "",
+        outcome_at=(last.ended or last.started) if last is not None else None,
+        holder=last.holder if last is not None and last.outcome is None and last.lease_until > now else "",
+        models=tuple(_models(record, desired, rows)),
+        replicas=tuple(sorted(rows, key=lambda row: (row.model, row.ordinal, row.replica))),
+        nodes=tuple(_node(view, record, books[view.name]) for view in seen.nodes.values()),
+        jobs=tuple(_jobs(seen, now)),
+    )
+
+
+def _models(record: Record, desired: Desired | None, rows: Iterable[ReplicaRow]) -> Iterator[ModelRow]:
+    ready: dict[str, int] = {}
+    for row in rows:
+        if row.state == Health.READY.value and row.recorded:
+            ready[row.model] = ready.get(row.model, 0) + 1
+    asked = desired.models if desired is not None else {}
+    for name in sorted({*record.models, *asked}):
+        known, model = record.models.get(name), asked.get(name)
+        served = model.served_name if model is not None else known.served_name if known is not None else name
+        yield ModelRow(
+            name=name,
+            served_name=served,
+            wanted=model.spec.replicas if model is not None else _wanted(known),
+            ready=ready.get(name, 0),
+            held=known.held.reason if known is not None and known.held is not None else "",
+        )
+
+
+def _wanted(known: ModelRecord | None) -> int:
+    return known.replicas if known is not None and not known.removed else 0
+
+
+def _recorded(replica: ReplicaRecord, seen: Survey) -> ReplicaRow:
+    state = condition(replica, seen)
+    leader, worst = state.leader, state.failure or state.leader
+    rank = replica.ranks[0]
+    return ReplicaRow(
+        model=replica.model,
+        replica=replica.id,
+        ordinal=replica.ordinal,
+        phase=replica.phase.value,
+        state=_state(state),
+        reason=_reason(state),
+        nodes=tuple(dict.fromkeys(each.node for each in replica.ranks)),
+        gpus=tuple(
+            label
+            for each in replica.ranks
+            for label in _labels(seen.nodes.get(each.node), (gpu.uuid for gpu in each.gpus))
+        ),
+        computes_on=tuple(label for shard in state.shards for label in _computes_on(shard, seen)),
+        url=f"http://{rank.address}:{rank.ports[0]}/v1" if rank.ports else "",
+        since=leader.since if leader is not None else None,
+        attempts=leader.attempts if leader is not None else 0,
+        last_error=worst.last_error if worst is not None else "",
+        last_line=leader.last_line if leader is not None else "",
+    )
+
+
+def _state(state: Condition) -> str:
+    """The leader's own word while it is on its way; else what the replica is as a whole."""
+    if state.health is Health.COMING and state.leader is not None:
+        waiting = [seen.report.state for seen in state.shards if seen.report.state != Health.READY.value]
+        return waiting[0] if waiting else state.leader.state
+    return state.health.value
+
+
+def _reason(state: Condition) -> str:
+    if state.health in (Health.UNKNOWN, Health.MISSING):
+        return state.text
+    telling = state.failure or state.leader
+    return telling.reason if telling is not None else ""
+
+
+def _is_stray(shard: SeenShard, record: Record) -> bool:
+    return shard.report.replica not in record.replicas and shard.report.state != Health.STOPPED.value
+
+
+def _unrecorded(shard: SeenShard, seen: Survey) -> ReplicaRow:
+    report = shard.report
+    return ReplicaRow(
+        model=report.model,
+        replica=report.replica,
+        ordinal=-1,
+        phase="",
+        state=report.state,
+        reason="nobody recorded it",
+        nodes=(shard.node,),
+        gpus=_labels(seen.nodes.get(shard.node), (gpu.uuid for gpu in report.claims.gpus)),
+        computes_on=_computes_on(shard, seen),
+        since=report.since,
+        attempts=report.attempts,
+        last_error=report.last_error,
+        last_line=report.last_line,
+        recorded=False,
+    )
+
+
+def _labels(view: NodeView | None, uuids: Iterable[str]) -> tuple[str, ...]:
+    if view is None or view.facts is None:
+        return tuple(uuids)
+    indices = {gpu.uuid: gpu.index for gpu in view.facts.gpus}
+    return tuple(f"{view.name}:{indices[uuid]}" if uuid in indices else uuid for uuid in uuids)
+
+
+def _computes_on(shard: SeenShard, seen: Survey) -> tuple[str, ...]:
+    on = shard.report.computes_on
+    if on is None:
+        return ()
+    return _labels(seen.nodes.get(shard.node), sorted(on.gpus)) or ("cpu",)
+
+
+def _node(view: NodeView, record: Record, book: NodeLedger) -> NodeRow:
+    known = record.nodes.get(view.name)
+    facts = view.facts
+    reported = view.report.problems if view.report is not None else ()
+    problems = (
+        *((view.intruder,) if view.intruder else ()),
+        *((view.error,) if view.error else ()),
+        *(facts.problems if facts is not None else ()),
+        *(f"GPU {gpu.index}: {reason}" for gpu in (facts.gpus if facts else ()) for reason in gpu.health),
+        *reported,
+    )
+    return NodeRow(
+        name=view.name,
+        reach=view.reach.value,
+        agent=view.report.agent.version if view.report is not None else known.agent_version if known else "",
+        gpus=len(book.gpus),
+        gpus_free=book.free_whole,
+        gpu_class=", ".join(sorted({entry.gpu.gpu_class for entry in book.gpus})),
+        problems=tuple(dict.fromkeys(problems)),
+        unreachable_since=known.unreachable_since if known and view.reach is Reach.UNREACHABLE else None,
+        cordoned=view.desired is not None and view.desired.spec.cordon,
+    )
+
+
+def _jobs(seen: Survey, now: datetime) -> Iterator[JobRow]:
+    """Those that run, wait or have failed; what is done is a fact of its node."""
+    for view in seen.nodes.values():
+        for job in view.report.jobs if view.report is not None else ():
+            if job.state not in RUNNING_JOBS:
+                continue
+            took = (now - job.started).total_seconds() if job.started is not None else 0
+            rate = job.done_bytes / took if took > 0 and job.done_bytes and job.state == "running" else None
+            left = (job.total_bytes - job.done_bytes) / rate if rate and job.total_bytes is not None else None
+            yield JobRow(
+                node=view.name,
+                job=job.job,
+                kind=job.kind,
+                description=job.description,
+                state=job.state,
+                done_bytes=job.done_bytes,
+                total_bytes=job.total_bytes,
+                rate=rate,
+                left=left,
+                error=job.error,
+            )
