@@ -1,0 +1,184 @@
+"""Puts the real agent together and runs it: one process a work directory, until it is told to end. Engines run on."""
+
+import asyncio
+import getpass
+import logging
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import llmgw
+from llmgw import __version__
+from llmgw.agent.discovery.gpus import GpuDiscovery
+from llmgw.agent.discovery.pretended import PretendedChecks
+from llmgw.agent.discovery.survey import Survey
+from llmgw.agent.disk import FileDisk
+from llmgw.agent.events import Events
+from llmgw.agent.jobs.fetch import Fetcher
+from llmgw.agent.jobs.install import Installer
+from llmgw.agent.jobs.runner import Jobs
+from llmgw.agent.jobs.targets import DiskTargets
+from llmgw.agent.journal import FileJournalStore, Journal
+from llmgw.agent.lock import only_agent
+from llmgw.agent.logsink import Redactor, log_to, secret_values
+from llmgw.agent.ownership import Ownership
+from llmgw.agent.sampling import Sampler
+from llmgw.agent.server import Server
+from llmgw.agent.service import AgentService
+from llmgw.agent.settings import Layout, layout, make_folders, pretended_bytes, read_settings
+from llmgw.agent.shards import proc
+from llmgw.agent.shards.checks import SystemChecks
+from llmgw.agent.shards.keeper import Shards
+from llmgw.agent.shards.probes import HttpProber
+from llmgw.agent.shards.processes import ShimSpawner
+from llmgw.agent.shards.surroundings import ShardSettings
+from llmgw.clock import Clock, SystemClock
+from llmgw.model.problems import LlmgwError
+from llmgw.model.report import AgentInfo
+from llmgw.wire.messages import PROTOCOL
+from llmgw.wire.setup import AgentSettings, Holder
+
+RUNTIME = Path(llmgw.__file__).parent / "runtime"
+LEAVE = 1.5
+"""Seconds for a clean end: whoever asked (a service manager, an upgrade) waits for 2."""
+PASSED_ON = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
+"""Of the agent's own environment, what its jobs may need; with PIP_* and *_PROXY. Engines get none of it."""
+LOG = logging.getLogger("llmgw.agent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """The parts that have a life of their own."""
+
+    service: AgentService
+    server: Server
+    sampler: Sampler
+
+
+def job_environment(own: Mapping[str, str], settings: AgentSettings) -> dict[str, str]:
+    """The node's settings win over what the agent was started with."""
+    kept = {
+        name: value
+        for name, value in own.items()
+        if name in PASSED_ON or name.startswith("PIP_") or name.lower().endswith("_proxy")
+    }
+    return {**kept, **settings.env}
+
+
+def assemble(
+    places: Layout, settings: AgentSettings, *, own_env: Mapping[str, str], clock: Clock, info: AgentInfo
+) -> Agent:
+    """Everything real; nothing is started yet."""
+    env = job_environment(own_env, settings)
+    journal = Journal(store=FileJournalStore(places.journal), clock=clock)
+    events = Events(journal)
+    disk = FileDisk(places.work)
+    targets = DiskTargets(engines_folder=places.engines, weights_folder=places.weights)
+    jobs = Jobs(
+        clock=clock,
+        disk=disk,
+        journal=journal,
+        install=Installer(engines=places.engines, runtime=RUNTIME, env=env, python=settings.python),
+        fetch=Fetcher(weights=places.weights, env=env),
+        targets=targets,
+        changed=events.from_jobs,
+    )
+    spawner = ShimSpawner(places.work, clock=clock)
+    survey = Survey(
+        places=places,
+        ports=settings.ports,
+        gpus=GpuDiscovery(env=env),
+        owner=spawner.owner,
+        pretends=settings.pretends,
+    )
+    real = SystemChecks()
+    shards = Shards(
+        ShardSettings(work=places.work, boot_id=info.boot_id, engine_user=settings.engine_user),
+        clock=clock,
+        spawner=spawner,
+        probe=HttpProber(),
+        disk=disk,
+        gpus=survey,
+        jobs=jobs,
+        node=PretendedChecks(places=places, real=real) if settings.pretends else real,
+        events=events.from_shards,
+    )
+    sampler = Sampler(survey.look)
+    service = AgentService(
+        info=info,
+        clock=clock,
+        shards=shards,
+        jobs=jobs,
+        events=events,
+        ownership=Ownership(disk=disk, journal=journal, fleet=settings.fleet),
+        facts=sampler,
+    )
+    return Agent(service=service, server=Server(service), sampler=sampler)
+
+
+async def run(agent: Agent, work: Path) -> None:
+    """Adopts, then listens, until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    await agent.service.adopt()
+    agent.sampler.start()
+    await agent.server.start(work)
+    LOG.info("listening")
+    await stop.wait()
+    LOG.info("ending; engines run on")
+    try:
+        await asyncio.wait_for(_close(agent), timeout=LEAVE)
+    except asyncio.TimeoutError:
+        LOG.warning("not everything ended within %s s", LEAVE)
+
+
+async def _close(agent: Agent) -> None:
+    await agent.server.close()
+    await agent.sampler.close()
+    await agent.service.close()
+
+
+def daemon(work: Path, own_env: Mapping[str, str]) -> int:
+    """``llmgw-agent daemon``. Exit code 1 with the reason on standard error when it can't run."""
+    os.umask(0o022)  # what jobs bring is for other users' engines too; what is secret gets its own mode
+    settings = read_settings(work)
+    places = layout(work, settings)
+    make_folders(places)
+    start = proc.stat(os.getpid())
+    holder = Holder(
+        pid=os.getpid(),
+        start=start.start if start else 0,
+        version=__version__,
+        settings=settings.digest(pretended_bytes(places) if settings.pretends else b""),
+    )
+    clock = SystemClock()
+    with only_agent(work, holder):
+        log_to(places.log, Redactor(secret_values((*own_env.items(), *settings.env.items()))))
+        LOG.info("agent %s of node %s started, pid %s", __version__, settings.node, os.getpid())
+        info = AgentInfo(
+            version=__version__,
+            protocol=PROTOCOL,
+            fleet=settings.fleet,
+            node=settings.node,
+            boot_id=proc.boot_id(),
+            pid=os.getpid(),
+            started=clock.now(),
+            user=getpass.getuser(),
+        )
+        try:
+            asyncio.run(_main(places, settings, own_env=own_env, clock=clock, info=info))
+        except LlmgwError as wrong:
+            LOG.error("can't run: %s", wrong)  # noqa: TRY400 - the reason is told, a traceback would hide it
+            raise
+    return 0
+
+
+async def _main(
+    places: Layout, settings: AgentSettings, *, own_env: Mapping[str, str], clock: Clock, info: AgentInfo
+) -> None:
+    await run(assemble(places, settings, own_env=own_env, clock=clock, info=info), places.work)
