@@ -63,6 +63,10 @@ class FleetSecret(Protocol):
         ...
 
 
+def _learns_nothing(_: str) -> None:
+    """For those who print nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
     """``first_id`` becomes the fleet's id if it has no record yet. ``lock`` keeps other passes of this machine out:
@@ -82,4 +86,4 @@ class Fleet:
     actor: str
     trigger: str = "manual"
     environment: Mapping[str, str]
-    learn: Callable[[str], object]
+    learn: Callable[[str], object] = _learns_nothing

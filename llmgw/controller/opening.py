@@ -34,6 +34,7 @@ class Opened:
     settings: Settings
     store: GitRecordStore
     mirror: Mirror
+    local: LocalTransport
 
     def worktree(self, key_id: str) -> Desired:
         """What lies in the manifests' work tree right now."""
@@ -62,7 +63,7 @@ async def opened(
     store = GitRecordStore(
         objects, settings.state_repo, ref=settings.state_ref, author=settings.holder, clock=clock
     )
-    transport = LocalTransport(home=Path(environ.get("HOME") or "/"))
+    transport = LocalTransport(home=Path(environ.get("HOME") or "/"), environ=environ)
     fleet = Fleet(
         name=settings.state_dir.name,
         source=GitSource(mirror, ADAPTERS),
@@ -86,7 +87,7 @@ async def opened(
         learn=redactor.learn,
     )
     try:
-        yield Opened(fleet=fleet, settings=settings, store=store, mirror=mirror)
+        yield Opened(fleet=fleet, settings=settings, store=store, mirror=mirror, local=transport)
     finally:
         await transport.close()
 

@@ -13,10 +13,9 @@ from pathlib import Path
 from llmgw.controller.passes.saved import write_private
 from llmgw.controller.secrets import replica_key
 from llmgw.model.problems import StalledError
-from llmgw.model.record import Endpoint, Record
+from llmgw.model.record import FORMAT, Endpoint, Record
 
 FORMATS = ("litellm", "nginx", "prometheus-sd")
-FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +82,7 @@ def as_env(found: Sequence[Reachable]) -> str:
 def as_json(found: Sequence[Reachable], record: Record) -> str:
     """See schemas/endpoints.schema.json."""
     document = {
-        "formatVersion": FORMAT_VERSION,
+        "format": FORMAT,
         "fleet": record.fleet,
         "serial": record.serial,
         "endpoints": [

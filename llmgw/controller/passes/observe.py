@@ -79,12 +79,10 @@ async def _ask(node: DesiredNode, links: Links, journal_after: int, timeout: flo
 
 async def _facts(node: DesiredNode, links: Links) -> Facts | None:
     """Facts of a machine without an agent; None when they can only be known after bootstrap."""
-    if node.pretended is not None:
-        return node.pretended
     try:
         return await links.probe(node)
     except (LlmgwError, OSError):
-        return None
+        return node.pretended
 
 
 def unasked(nodes: Mapping[str, DesiredNode], record: Record | None) -> Observed:

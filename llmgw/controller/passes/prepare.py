@@ -112,3 +112,22 @@ def own_secret(fleet: Fleet, record: Record) -> bytes:
         )
     require_key(secret, recorded=record.key_id, place=fleet.secret.place)
     return secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What was applied last, for those who only look: the record, and the manifests that it came from."""
+
+    stored: Stored
+    record: Record
+    desired: Desired
+
+
+async def applied(fleet: Fleet) -> Applied:
+    """The last applied commit, which was valid, and not the newest, which may not be. Before the first apply: the
+    newest."""
+    stored = await fleet.store.read()
+    record = stored.record or Record(fleet=fleet.first_id)
+    commit = record.commit or await fleet.source.newest()
+    desired = await fleet.source.desired(commit, key_id=record.key_id)
+    return Applied(stored=stored, record=record, desired=desired)

@@ -7,11 +7,11 @@ needs any of that; only applying does.
 import json
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmgw.controller.fleet import Fleet
-from llmgw.controller.passes.prepare import Prepared
+from llmgw.controller.passes.prepare import Prepared, Wish
 from llmgw.model.ids import digest
 from llmgw.model.plan import FORMAT, Plan
 from llmgw.model.problems import LlmgwError, StaleError, StalledError
@@ -20,8 +20,8 @@ from llmgw.wire.codec import CodecError, from_json, to_json
 LARGEST = 256 * 1024 * 1024
 """Bytes: a plan that starts 3,000 replicas is about 20 MB."""
 FORMAT_KEY = "formatVersion"
-PINNED = "pinned"
-"""In ``Plan.extra``: the commit was asked for by name, so a newer one does not make the plan stale."""
+PINNED, PRUNE, ROLLBACK = "pinned", "allowPrune", "allowRollback"
+"""In ``Plan.extra``: what the plan was asked with. A commit asked for by name stays good when the branch moves on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,21 @@ class SavedPlan:
     plan: Plan
     digest: str
     path: Path
+
+
+def with_wish(plan: Plan, wish: Wish) -> Plan:
+    """The plan with what it was asked with, so that applying it needs no options."""
+    asked = {PINNED: wish.commit is not None, PRUNE: wish.allow_prune, ROLLBACK: wish.allow_rollback}
+    return replace(plan, extra={**plan.extra, **{name: "true" for name, given in asked.items() if given}})
+
+
+def wish_of(saved: SavedPlan) -> Wish:
+    extra = saved.plan.extra
+    return Wish(
+        commit=saved.plan.basis.commit if PINNED in extra else None,
+        allow_prune=PRUNE in extra,
+        allow_rollback=ROLLBACK in extra,
+    )
 
 
 def document(plan: Plan) -> dict[str, object]:

@@ -1,0 +1,323 @@
+"""Commands that plan and change the fleet: ``plan``, ``apply``, ``recover``."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llmgw.cli import output
+from llmgw.cli.main import Asked, fleet_options
+from llmgw.cli.session import fleet_of, interruptible, run
+from llmgw.cli.show import showing
+from llmgw.cli.told import as_json, plan_key, plan_text, summary
+from llmgw.controller.opening import Opened
+from llmgw.controller.passes import saved as saved_plans
+from llmgw.controller.passes.endpoints import as_json as endpoints_json
+from llmgw.controller.passes.endpoints import reachable, write
+from llmgw.controller.passes.halt import Halt
+from llmgw.controller.passes.lease import open_pass
+from llmgw.controller.passes.links import Links
+from llmgw.controller.passes.prepare import Prepared, Wish, own_secret, prepare
+from llmgw.controller.passes.progress import Progress
+from llmgw.controller.passes.reconcile import one_pass
+from llmgw.controller.passes.recover import recover as rebuild
+from llmgw.controller.passes.saved import SavedPlan
+from llmgw.controller.passes.settle import Settled, settle
+from llmgw.controller.passes.values import PassRequest, PassResult
+from llmgw.controller.passes.verdict import verdict
+from llmgw.controller.repo.state_branch import UnreadableRecordError
+from llmgw.manifests.units import duration
+from llmgw.model.plan import Plan
+from llmgw.model.problems import StaleError, StalledError
+
+Command = Callable[..., Any]
+
+
+def _wishes(command: Command) -> Command:
+    """Options that ``plan`` and ``apply`` have in common."""
+    for option in (
+        click.option("--commit", help="Plan this branch, tag or commit. [default: the branch's newest]"),
+        click.option("--allow-rollback", is_flag=True, help="Go back behind the commit applied last."),
+        click.option(
+            "--allow-prune",
+            is_flag=True,
+            help="Remove more than spec.prune of the Fleet allows, even everything.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(short_help="Show what applying the newest commit would change.")
+@click.option(
+    "--json", "json_wanted", is_flag=True, help="Print the plan as JSON (schemas/plan.schema.json)."
+)
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Keep the plan, to apply exactly this."
+)
+@click.option("--offline", is_flag=True, help="Ask no node: plan from the record. Can't be applied.")
+@click.option("--worktree", is_flag=True, help="Plan the files as they are, uncommitted. Can't be applied.")
+@click.option("--show-commands", is_flag=True, help="Show exact command lines and environments.")
+@click.option(
+    "--detailed-exitcode",
+    is_flag=True,
+    help="Exit with 2 when something would change, 6 when all that is asked for is blocked.",
+)
+@_wishes
+@fleet_options
+@click.pass_obj
+def plan(asked: Asked, /, **options: Any) -> int:
+    r"""Show what `llmgw apply` would do, where everything would go and why. Changes nothing.
+
+    \b
+    llmgw plan
+    llmgw plan --out plan.json && llmgw apply plan.json
+    llmgw plan --offline --detailed-exitcode      # in a pull request's check
+    """
+    return run(_plan(asked, **options))
+
+
+async def _plan(
+    asked: Asked,
+    *,
+    json_wanted: bool,
+    out: Path | None,
+    show_commands: bool,
+    detailed_exitcode: bool,
+    **wished: Any,
+) -> int:
+    async with fleet_of(asked) as (opened, links):
+        wish = await _wish(opened, **wished)
+        prepared = await prepare(opened.fleet, wish, links)
+    made = saved_plans.with_wish(prepared.plan, wish)
+    if json_wanted:
+        output.say(json.dumps(saved_plans.document(made), indent=2, ensure_ascii=False))
+    else:
+        output.say(plan_text(made, show_commands=show_commands))
+    _tell_open_pass(prepared)
+    if out is not None:
+        saved_plans.save(made, out)
+        output.note(f"Saved to {out}. To do exactly this: llmgw apply {out}")
+    elif made.commands and not json_wanted and not wish.offline and wish.worktree is None:
+        output.note(
+            "To do this: llmgw apply. To do exactly this later: llmgw plan --out FILE, llmgw apply FILE"
+        )
+    return _planned_code(made) if detailed_exitcode else output.DONE
+
+
+async def _wish(
+    opened: Opened,
+    *,
+    commit: str | None,
+    offline: bool = False,
+    worktree: bool = False,
+    allow_prune: bool = False,
+    allow_rollback: bool = False,
+) -> Wish:
+    if commit is not None and worktree:
+        raise click.UsageError("--commit and --worktree name two different things to plan: give one of them")
+    return Wish(
+        commit=await opened.fleet.source.commit(commit) if commit is not None else None,
+        worktree=opened.worktree if worktree else None,
+        offline=offline,
+        allow_prune=allow_prune,
+        allow_rollback=allow_rollback,
+    )
+
+
+def _planned_code(made: Plan) -> int:
+    if made.commands:
+        return output.CHANGES
+    return output.BLOCKED if made.blocked else output.DONE
+
+
+def _tell_open_pass(prepared: Prepared) -> None:
+    at_work = open_pass(prepared.stored.record)
+    if at_work is not None:
+        output.note(
+            f"Note: {at_work.holder} began serial {at_work.serial} at {at_work.started:%H:%M:%S} UTC and has not told how "
+            "it ended: this plan is about what that pass meant to do"
+        )
+
+
+@click.command(short_help="Make the fleet what a commit asks for.")
+@click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option(
+    "--wait/--no-wait",
+    default=True,
+    show_default=True,
+    help="Until everything is ready, or send the commands and go.",
+)
+@click.option("--allow-unpushed", is_flag=True, help="Apply a commit that is on no remote.")
+@click.option("--lock-timeout", metavar="TIME", help="How long to wait while somebody else applies, e.g. 5m.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print what became of it as JSON.")
+@_wishes
+@fleet_options
+@click.pass_obj
+def apply(asked: Asked, /, **options: Any) -> int:
+    r"""Carry out what the newest commit asks for, or exactly the plan in FILE.
+
+    Shows the plan and asks first; --yes does not ask. Interrupted once, it finishes what is in flight and records
+    the outcome; whatever happens to it, the next apply goes on from there.
+
+    \b
+    llmgw apply
+    llmgw apply --yes --no-wait          # from cron
+    llmgw apply plan.json                # what `llmgw plan --out plan.json` showed
+    """
+    return run(_apply(asked, **options))
+
+
+async def _apply(
+    asked: Asked,
+    *,
+    file: Path | None,
+    yes: bool,
+    wait: bool,
+    allow_unpushed: bool,
+    lock_timeout: str | None,
+    json_wanted: bool,
+    **wished: Any,
+) -> int:
+    saved = saved_plans.read(file) if file is not None else None
+    if saved is None and not yes and not (output.is_terminal(sys.stdin) and output.is_terminal(sys.stdout)):
+        raise click.UsageError(
+            "there is no terminal to ask on: give --yes, or a plan that `llmgw plan --out` saved"
+        )
+    async with fleet_of(asked) as (opened, links):
+        wish = await _wish(opened, **wished)
+        if saved is not None:
+            wish = _wish_of(saved, wish)
+        request = PassRequest(
+            wish=wish,
+            saved=saved,
+            allow_unpushed=allow_unpushed,
+            lock_timeout=_seconds(lock_timeout, opened.settings.lock_timeout),
+            approve=_tell if not json_wanted else None,
+        )
+        if saved is None and not yes:
+            agreed = await _agreed(opened, wish, links)
+            request = replace(request, approve=agreed)
+        halt = Halt()
+        with interruptible(halt), showing(sys.stderr) as progress:
+            settled = await _carry_out(opened, request, links, halt, progress, wait=wait)
+        _write_endpoints(opened, settled.last)
+    return _tell_end(settled, json_wanted=json_wanted)
+
+
+def _wish_of(saved: SavedPlan, wish: Wish) -> Wish:
+    """A saved plan says itself which commit it is for, and what it was allowed."""
+    if wish != Wish():
+        raise click.UsageError(
+            "a saved plan holds its commit and what was allowed: give no options of `llmgw plan` with it"
+        )
+    return saved_plans.wish_of(saved)
+
+
+def _seconds(text: str | None, otherwise: float) -> float:
+    if text is None:
+        return otherwise
+    try:
+        return duration(text)
+    except ValueError as wrong:
+        raise click.BadParameter(str(wrong), param_hint="--lock-timeout") from wrong
+
+
+def _tell(made: Plan) -> None:
+    output.say(plan_text(made))
+
+
+async def _agreed(opened: Opened, wish: Wish, links: Links) -> Callable[[Plan], None]:
+    """Show the plan and ask. What is carried out must be what was agreed to."""
+    prepared = await prepare(opened.fleet, wish, links)
+    output.say(plan_text(prepared.plan))
+    if not prepared.plan.commands:
+        return _tell
+    click.confirm("Do this?", abort=True)
+    agreed = plan_key(prepared.plan)
+
+    def check(made: Plan) -> None:
+        if plan_key(made) != agreed:
+            output.say(plan_text(made))
+            raise StaleError("the plan changed while you were reading it (the new one is above): apply again")
+
+    return check
+
+
+async def _carry_out(
+    opened: Opened, request: PassRequest, links: Links, halt: Halt, progress: Progress, *, wait: bool
+) -> Settled:
+    if wait:
+        return await settle(opened.fleet, request, links=links, halt=halt, progress=progress)
+    result = await one_pass(opened.fleet, request, links=links, halt=halt, progress=progress)
+    return Settled(last=result, passes=1, worked=bool(result.done))
+
+
+def _write_endpoints(opened: Opened, last: PassResult) -> None:
+    """Where llmgw.yaml names a file for them."""
+    path = opened.settings.endpoints_file
+    if path is not None and last.prepared.stored.record is not None:
+        found = reachable(last.record, own_secret(opened.fleet, last.record))
+        write(endpoints_json(found, last.record), path)
+
+
+def _tell_end(settled: Settled, *, json_wanted: bool) -> int:
+    ended = verdict(settled)
+    if json_wanted:
+        output.say(json.dumps(as_json(settled, ended), indent=2, ensure_ascii=False))
+    for error in ended.errors:
+        output.complain(error)
+    if not json_wanted:
+        output.say(summary(settled, ended))
+    return ended.code
+
+
+@click.command(short_help="Rebuild a lost record from what the agents report.")
+@click.option("--commit", help="The commit whose manifests the nodes are in. [default: the branch's newest]")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@fleet_options
+@click.pass_obj
+def recover(asked: Asked, *, commit: str | None, yes: bool) -> int:
+    r"""Write the record anew when the state branch is gone or can't be read, from what the agents report.
+
+    Stops and starts nothing. Needs the fleet's secret on this machine.
+
+    \b
+    llmgw recover
+    """
+    return run(_recover(asked, commit=commit, yes=yes))
+
+
+async def _recover(asked: Asked, *, commit: str | None, yes: bool) -> int:
+    async with fleet_of(asked) as (opened, links):
+        try:
+            stored = await opened.store.read()
+        except UnreadableRecordError as broken:
+            output.note(str(broken))
+            after = await opened.store.tip()
+        else:
+            if stored.record is not None:
+                raise StalledError(
+                    f"the record is there and can be read (serial {stored.record.serial}): nothing is to be recovered"
+                )
+            after = stored.version
+        if not yes:
+            click.confirm("Rebuild the record from the agents?", abort=True)
+        chosen = await opened.fleet.source.commit(commit) if commit else None
+        async with opened.fleet.lock(opened.settings.lock_timeout):
+            found = await rebuild(opened.fleet, links, commit=chosen, after=after)
+    record = found.record
+    for name, error in sorted(found.unreachable.items()):
+        output.note(f"Not asked: {name}: {error}")
+    for line in found.left_alone:
+        output.note(f"Left alone: {line}")
+    output.say(
+        f"The record is rebuilt at serial {record.serial}: {len(record.replicas)} replicas on {len(record.nodes)} nodes. "
+        "See what is different from the manifests with: llmgw plan"
+    )
+    return output.PART if found.unreachable or found.left_alone else output.DONE

@@ -1,0 +1,67 @@
+"""From the options of a command to an open fleet, and from a key on the keyboard to a halt."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from llmgw.cli import output
+from llmgw.cli.environment import environment
+from llmgw.cli.main import INTERRUPTED, Asked
+from llmgw.controller.opening import Opened, opened
+from llmgw.controller.passes.halt import Halt
+from llmgw.controller.passes.links import Links
+from llmgw.controller.settings import Settings, load_settings
+from llmgw.model.record import Outcome
+
+T = TypeVar("T")
+
+
+def settings_of(asked: Asked) -> Settings:
+    """Flags before environment before llmgw.yaml before defaults."""
+    return load_settings(
+        flags={"repo": asked.repo, "branch": asked.branch, "path": asked.path},
+        environ=environment(),
+        cwd=Path.cwd(),
+        config=str(asked.config) if asked.config else None,
+    )
+
+
+@asynccontextmanager
+async def fleet_of(asked: Asked) -> AsyncIterator[tuple[Opened, Links]]:
+    """The fleet that a command is about, and the connections it opens; both are closed at the end."""
+    async with opened(settings_of(asked), environment(), redactor=output.redactor()) as open_fleet:
+        links = Links(open_fleet.fleet.transports)
+        try:
+            yield open_fleet, links
+        finally:
+            await links.close()
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(main)
+
+
+@contextmanager
+def interruptible(halt: Halt) -> Iterator[None]:
+    """The first Ctrl-C (or TERM) ends the work in good order: what is in flight finishes, the outcome is written. The
+    second ends the process: the next apply asks the agents what became of it."""
+    loop = asyncio.get_running_loop()
+
+    def asked_to_stop() -> None:
+        if halt.called:
+            output.note("Out. The next apply asks the agents what became of the commands.")
+            os._exit(INTERRUPTED)
+        output.note("Finishing what is in flight; once more to leave at once.")
+        halt.now(Outcome.INTERRUPTED, "it was interrupted")
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, asked_to_stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

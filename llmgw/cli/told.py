@@ -1,0 +1,68 @@
+"""Plans and outcomes in the words of the command line."""
+
+from typing import Any
+
+from llmgw.cli import output
+from llmgw.controller.passes.settle import Settled
+from llmgw.controller.passes.story import lower, sentence
+from llmgw.controller.passes.verdict import Verdict
+from llmgw.core import render
+from llmgw.model.ids import digest
+from llmgw.model.plan import Plan
+from llmgw.model.record import Outcome
+from llmgw.wire.codec import to_json
+
+FORMAT_VERSION = 1
+
+
+def plan_text(plan: Plan, *, show_commands: bool = False) -> str:
+    return render.plan_text(plan, show_commands=show_commands, paint=output.paint)
+
+
+def plan_key(plan: Plan) -> str:
+    """The same for two plans that do the same for the same reasons, whenever they were made."""
+    return digest(to_json((plan.changes, plan.steps)))
+
+
+def summary(settled: Settled, ended: Verdict) -> str:
+    """The last words of an apply."""
+    last = settled.last
+    commit = (last.prepared.desired.commit or "")[:10]
+    if not settled.worked:
+        if ended.code == output.DONE:
+            waits = f"; on its way: {'; '.join(last.plan.waiting)}" if last.plan.waiting else ""
+            return f"Nothing to do: the fleet is what {commit} asks for{waits}."
+        return "Nothing was done."
+    serial = f"serial {last.record.serial}"
+    if ended.code != output.DONE:
+        return f"Applied {commit} in part ({serial}). What is left is above; llmgw status shows the rest."
+    if last.outcome is Outcome.ACCEPTED:
+        sent = lower(sentence(last.plan.commands, past=True))
+        return f"Commands for {commit} are accepted ({serial}): {sent}. See llmgw status for how it goes on."
+    serving = [f"  {it.served_name}: {it.url}" for it in last.record.endpoints if it.state == "ready"]
+    models = "\n".join(["Serving:", *serving, "Keys: llmgw endpoints"]) if serving else "Nothing is served."
+    return f"Applied {commit} ({serial}).\n{models}"
+
+
+def as_json(settled: Settled, ended: Verdict) -> dict[str, Any]:
+    last = settled.last
+    return {
+        "formatVersion": FORMAT_VERSION,
+        "exitCode": ended.code,
+        "commit": last.prepared.desired.commit,
+        "serial": last.record.serial,
+        "outcome": last.outcome.value if last.outcome else None,
+        "worked": settled.worked,
+        "passes": settled.passes,
+        "errors": list(ended.errors),
+        "halted": last.halted or None,
+        "steps": {
+            name: {"outcome": result.outcome.value, "error": result.error or None}
+            for name, result in last.results.items()
+        },
+        "blocked": [
+            {"address": change.address, "keyword": change.keyword, "reason": change.reason}
+            for change in last.plan.blocked
+        ],
+        "waiting": list(last.plan.waiting),
+    }

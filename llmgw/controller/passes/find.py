@@ -1,0 +1,61 @@
+"""Which shards a person means by a name, and on which node each one is."""
+
+from dataclasses import dataclass
+
+from llmgw.controller.fleet import Fleet
+from llmgw.controller.passes.links import Links
+from llmgw.controller.passes.observe import observe
+from llmgw.controller.passes.prepare import Applied, applied
+from llmgw.model.desired import DesiredNode
+from llmgw.model.ids import ShardId, parse_shard_id, shard_id
+from llmgw.model.problems import StalledError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    shard: ShardId
+    node: DesiredNode
+
+
+async def find(fleet: Fleet, links: Links, name: str) -> tuple[Found, ...]:
+    """``name`` is a model (its replicas' leaders), a replica (its leader) or a shard. Looks into the record first, then
+    asks the nodes: what failed may be there still. StalledError when nothing is called so."""
+    known = await applied(fleet)
+    links.fleet = known.record.fleet if known.stored.record else None
+    found = _recorded(known, name) or await _reported(known, links, name)
+    if not found:
+        models = ", ".join(sorted(known.record.models)) or "none yet"
+        raise StalledError(
+            f"nothing that runs or ran here is called {name}: name a model ({models}), or a replica or shard of `llmgw status`"
+        )
+    return found
+
+
+def _recorded(known: Applied, name: str) -> tuple[Found, ...]:
+    found: list[Found] = []
+    for replica in known.record.replicas.values():
+        for rank in replica.ranks:
+            shard = shard_id(replica.id, rank.rank)
+            wanted = shard == name or (
+                rank.rank == 0 and name in (replica.id, replica.model, replica.spec.served_name)
+            )
+            node = known.desired.nodes.get(rank.node)
+            if wanted and node is not None:
+                found.append(Found(shard=shard, node=node))
+    return tuple(found)
+
+
+async def _reported(known: Applied, links: Links, name: str) -> tuple[Found, ...]:
+    observed = await observe(known.desired.nodes, known.stored.record, links)
+    return tuple(
+        Found(shard=shard.shard, node=known.desired.nodes[node.node])
+        for node in observed.nodes.values()
+        if node.report is not None
+        for shard in node.report.shards
+        if name in (shard.shard, shard.model) or (name == shard.replica and _is_leader(shard.shard))
+    )
+
+
+def _is_leader(shard: str) -> bool:
+    parsed = parse_shard_id(shard)
+    return parsed is not None and parsed[1] == 0
