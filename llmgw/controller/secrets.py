@@ -163,7 +163,7 @@ def refuse_in_git(path: Path, *, work_tree: Path | None = None, git: Git | None 
         return
     runner = git or Git(GitEnvironment())
     try:
-        if runner.succeeds("ls-files", "--error-unmatch", "--", str(real), directory=folder):
+        if runner.succeeds("ls-files", "--error-unmatch", "--", f":(literal){real}", directory=folder):
             raise StalledError(
                 f"using the secret {path}: Git tracks this file: take it out (git rm --cached), make a new secret, "
                 "and keep it outside the repository"

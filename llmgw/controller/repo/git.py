@@ -150,7 +150,7 @@ class Git:
         """A question about a local repository that git answers by its exit code: 0 yes, 1 no. Blocks for its few
         milliseconds, for callers outside of the event loop."""
         doing = f"asking git {arguments[0]} in {directory}"
-        argv = (self._binary, "--no-pager", "--literal-pathspecs", "-C", str(directory), *arguments)
+        argv = (self._binary, "--no-pager", "-C", str(directory), *arguments)
         trust = (("safe.directory", "*"),)  # reads an index, runs nothing that the repository says
         try:
             done = subprocess.run(

@@ -1,0 +1,172 @@
+"""Settings: one name each, from a flag, the environment or llmgw.yaml."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from llmgw.controller.settings import NAMES, Settings, flag, load_settings, variable
+from llmgw.model.problems import InvalidError
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Path:
+    folder = tmp_path / "lab"
+    (folder / ".git").mkdir(parents=True)
+    return folder
+
+
+def load(
+    cwd: Path, environ: Mapping[str, str] | None = None, config: str | None = None, **flags: str | None
+) -> Settings:
+    return load_settings(
+        flags=flags, environ={"HOME": "/home/ann", **(environ or {})}, cwd=cwd, config=config
+    )
+
+
+def problems(cwd: Path, environ: Mapping[str, str] | None = None, **flags: str | None) -> list[str]:
+    with pytest.raises(InvalidError) as caught:
+        load(cwd, environ, **flags)
+    return [str(problem).replace(str(cwd), "HERE") for problem in caught.value.problems]
+
+
+def test_inside_a_repository_nothing_needs_to_be_said(fleet: Path) -> None:
+    (fleet / "sub").mkdir()
+    settings = load(fleet / "sub")
+    assert settings.repo.local == fleet
+    assert not settings.repo.trusted, "nobody has named it"
+    assert (settings.branch, settings.path, settings.base) == (None, None, ".")
+    assert settings.state_repo == settings.repo
+    assert settings.state_ref == "llmgw/state"
+    assert settings.state_dir.parent == Path("/home/ann/.local/state/llmgw")
+    assert settings.state_dir.name.startswith("lab-")
+    assert settings.secret_file == settings.state_dir / "secret"
+    assert "@" in settings.holder
+    assert settings.lock_timeout == 0
+    assert settings.endpoints_file is None
+    assert settings.work_tree == fleet
+
+
+def test_outside_of_any_it_is_asked_for(tmp_path: Path) -> None:
+    assert problems(tmp_path) == [
+        "HERE is in no Git repository, and none is named: run this in the manifests' repository, or name it with --repo"
+    ]
+
+
+def test_each_setting_is_spelt_one_way_everywhere() -> None:
+    assert [flag(name) for name in NAMES][3:6] == ["--state-repo", "--state-ref", "--state-dir"]
+    assert [variable(name) for name in NAMES][3:6] == [
+        "LLMGW_STATE_REPO",
+        "LLMGW_STATE_REF",
+        "LLMGW_STATE_DIR",
+    ]
+
+
+def test_a_flag_goes_before_the_environment_and_that_before_the_file(fleet: Path) -> None:
+    (fleet / "llmgw.yaml").write_text("branch: from-file\nstateRef: state/file\nholder: file@x\n")
+    environ = {"LLMGW_BRANCH": "from-env", "LLMGW_STATE_REF": "state/env"}
+    settings = load(fleet, environ, branch="from-flag", holder=None)
+    assert (settings.branch, settings.state_ref, settings.holder) == ("from-flag", "state/env", "file@x")
+
+
+def test_relative_paths_count_from_where_they_were_written(fleet: Path) -> None:
+    inner = fleet / "fleets" / "home"
+    (inner / "deep").mkdir(parents=True)
+    (inner / "llmgw.yaml").write_text(
+        "stateDir: state\nsecretFile: ~/secret\nendpointsFile: out/endpoints.json\n"
+    )
+    settings = load(inner / "deep", {"LLMGW_ENDPOINTS_FILE": "here.json"})
+    assert settings.state_dir == inner / "state"
+    assert settings.secret_file == Path("/home/ann/secret")
+    assert settings.endpoints_file == inner / "deep" / "here.json"
+    assert settings.base == "fleets/home"
+    assert settings.file == inner / "llmgw.yaml"
+
+
+def test_a_repository_elsewhere_is_named_by_address(fleet: Path) -> None:
+    settings = load(fleet, repo="ssh://git@host/team/fleet.git", lockTimeout="90s", stateRepo="../state.git")
+    assert settings.repo.address == "ssh://git@host/team/fleet.git"
+    assert settings.work_tree is None
+    assert settings.state_repo.local == fleet.parent / "state.git"
+    assert settings.state_dir.name.startswith("fleet-")
+    assert settings.lock_timeout == 90
+
+
+def test_a_named_repository_is_a_trusted_one(fleet: Path, tmp_path: Path) -> None:
+    assert load(tmp_path, repo="lab").repo.trusted
+    assert load(tmp_path, {"LLMGW_REPO": str(fleet)}).repo.trusted
+
+
+def test_fleets_of_one_machine_never_share_a_state_directory(fleet: Path) -> None:
+    directories = {
+        load(fleet).state_dir,
+        load(fleet, path="fleets/a").state_dir,
+        load(fleet, path="fleets/b").state_dir,
+        load(fleet, stateRef="other/state").state_dir,
+        load(fleet, stateRepo="/srv/state.git").state_dir,
+        load(fleet, repo="git@host:lab.git").state_dir,
+    }
+    assert len(directories) == 6
+    assert load(fleet / ".git" / "..").state_dir == load(fleet).state_dir
+    assert load(fleet, {"XDG_STATE_HOME": "/var/state"}).state_dir.parent == Path("/var/state/llmgw")
+
+
+def test_everything_wrong_is_told_at_once_with_its_place(fleet: Path) -> None:
+    (fleet / "llmgw.yaml").write_text("branc: main\nverify: {}\n\nsshIdentity: x\nzzz: 1\n")
+    assert problems(fleet) == [
+        "HERE/llmgw.yaml:1:1: unknown setting 'branc': did you mean branch?",
+        "HERE/llmgw.yaml:2:1: verify is not supported yet: leave it out",
+        "HERE/llmgw.yaml:4:1: sshIdentity is not supported yet: leave it out",
+        f"HERE/llmgw.yaml:5:1: unknown setting 'zzz': known are {', '.join(NAMES)}",
+    ]
+
+
+def test_values_that_can_not_be_meant_are_refused(fleet: Path) -> None:
+    (fleet / "llmgw.yaml").write_text("branch: 1.10\nlockTimeout: 30\n")
+    told = problems(fleet, {"LLMGW_PATH": "../out"}, repo="ext::sh", stateRef="--force")
+    assert [line.split(":")[0] for line in told[:1]] == ["--repo"]
+    (fleet / "llmgw.yaml").write_text("branch: 1.10\nlockTimeout: 30\n")
+    told = problems(fleet, {"LLMGW_PATH": "../out"}, stateRef="--force")
+    assert told == [
+        "HERE/llmgw.yaml:1:1: branch must be text in one line, got 1.1: quote it",
+        (
+            "LLMGW_PATH: path: '../out' is no path inside the repository: write it from the repository's top, such as "
+            "manifests or fleets/lab"
+        ),
+        "--state-ref: stateRef: '--force' is no branch name: write a name such as main or llmgw/state",
+        "HERE/llmgw.yaml:2:1: lockTimeout must be a duration, got 30: write 30s, 5m or 1h",
+    ]
+
+
+def test_the_record_needs_a_branch_of_its_own(fleet: Path) -> None:
+    assert problems(fleet, branch="main", stateRef="main") == [
+        "branch and stateRef are both main: keep the record on a branch of its own"
+    ]
+    load(fleet, branch="main", stateRef="main", stateRepo="/srv/state.git")
+
+
+def test_a_file_that_was_named_must_be_there(fleet: Path) -> None:
+    with pytest.raises(InvalidError, match=r"other\.yaml: the settings can't be read: No such file"):
+        load(fleet, config="other.yaml")
+    with pytest.raises(InvalidError, match=r"env\.yaml"):
+        load(fleet, {"LLMGW_CONFIG": "env.yaml"})
+
+
+@pytest.mark.parametrize(
+    "text", ["- a\n", "just text\n", "a: 1\n---\nb: 2\n", "a: [\n", "branch: a\nbranch: b\n", "\0"]
+)
+def test_what_is_no_settings_file_is_refused(fleet: Path, text: str) -> None:
+    (fleet / "llmgw.yaml").write_text(text)
+    assert problems(fleet)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "---\n"])
+def test_an_empty_settings_file_says_nothing(fleet: Path, text: str) -> None:
+    (fleet / "llmgw.yaml").write_text(text)
+    assert load(fleet).branch is None
+
+
+def test_a_password_in_an_address_shows_in_no_message(fleet: Path) -> None:
+    told = problems(fleet, repo="http://ann:canary-31@host/x")
+    assert "canary" not in "".join(told)
+    assert "canary" not in repr(load(fleet, repo="https://ann:canary-31@host/x"))
