@@ -2,7 +2,7 @@
 agent nothing and is told to start anew."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from llmgw.agent.journal import Journal
 from llmgw.agent.seams import JournalEvent
@@ -51,7 +51,7 @@ class Events:
     def readers(self) -> int:
         return len(self._readers)
 
-    async def watch(self) -> AsyncIterator[WatchEvent]:
+    async def watch(self) -> AsyncGenerator[WatchEvent, None]:
         """Everything from now on. A reader that is too slow gets what was queued, then ``resync``, and the end."""
         reader = _Reader()
         self._readers.add(reader)

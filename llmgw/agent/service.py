@@ -7,7 +7,8 @@ import asyncio
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
@@ -140,16 +141,22 @@ class AgentService:
                 code=INTERNAL_ERROR,
             ) from wrong
 
-    async def stream(self, method: str, params: Mapping[str, Any]) -> AsyncIterator[Any]:
-        """``watch`` or ``logs``; JSON types in and out. Raises AgentError, and nothing else."""
+    async def stream(self, method: str, params: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
+        """``watch`` or ``logs``; JSON types in and out. Raises AgentError, and nothing else. Closing it ends what is
+        behind it at once."""
         try:
             if method == "watch":
                 _decode(WatchParams, params)
-                async for event in self._events.watch():
-                    yield codec.to_json(event)
+                async with aclosing(self._events.watch()) as events:
+                    async for event in events:
+                        yield codec.to_json(event)
             elif method == "logs":
-                async for line in self._shards.logs(_decode(LogsParams, params)):
-                    yield codec.to_json(line)
+                lines = self._shards.logs(_decode(LogsParams, params))
+                async with AsyncExitStack() as stack:
+                    if isinstance(lines, AsyncGenerator):
+                        await stack.enter_async_context(aclosing(lines))
+                    async for line in lines:
+                        yield codec.to_json(line)
             else:
                 raise AgentError(f"{method!r:.60} is no stream of this agent", code=METHOD_NOT_FOUND)
         except (codec.CodecError, RetryError, StalledError) as wrong:

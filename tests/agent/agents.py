@@ -1,6 +1,7 @@
 """Builders and fakes that the agent's tests share."""
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
@@ -31,6 +32,17 @@ from llmgw.wire.messages import (
     StartParams,
     StopParams,
 )
+
+DEADLINE = 20.0
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Waits for a condition, with a deadline that fails."""
+    end = asyncio.get_running_loop().time() + DEADLINE
+    while not condition():
+        assert asyncio.get_running_loop().time() < end, "the condition never came true"
+        await asyncio.sleep(0.01)
+
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
 FLEET = FleetId("fleet-1")
