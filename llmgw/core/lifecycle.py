@@ -73,6 +73,10 @@ CLEAR_AGAIN = 30.0
 PENDING_WITHIN = 60.0
 """Seconds that looking at the jobs may take; it is asked again then."""
 
+NO_ANSWER = "no longer answers: "
+SLOW = "slow after adoption: "
+"""What a reason begins with as long as that is so, whatever the next question tells."""
+
 Step: TypeAlias = tuple[Life, tuple[Action, ...]]
 
 
@@ -131,8 +135,7 @@ def step(life: Life, event: Event, now: datetime, rules: Rules) -> Step:  # noqa
         case ProbeFailed():
             return _probe_failed(life, event, now, rules)
         case Waiting():
-            same = life.state in TERMINAL or life.state is S.STOPPING or life.reason == event.reason
-            return (life if same else replace(life, reason=event.reason)), ()
+            return _waiting(life, event), ()
         case Exited():
             return _exited(life, event.exit, now, rules)
         case DeadlinePassed():
@@ -171,6 +174,13 @@ def _to(life: Life, state: ShardState, reason: str, now: datetime, **changes: An
 
 def _after(now: datetime, seconds: float) -> datetime:
     return now + timedelta(seconds=seconds)
+
+
+def _waiting(life: Life, event: Waiting) -> Life:
+    if life.state in TERMINAL or life.state is S.STOPPING:
+        return life
+    told = next((mark for mark in (NO_ANSWER, SLOW) if life.reason.startswith(mark)), "")
+    return replace(life, reason=f"{told}{event.reason}")
 
 
 def _pending(life: Life, reason: str, now: datetime) -> Step:
@@ -258,7 +268,7 @@ def _probe_failed(life: Life, event: ProbeFailed, now: datetime, rules: Rules) -
     if life.state is not S.READY:
         return life, ()
     deadline = _after(now, rules.timeouts.adopt_ready)
-    reason = f"no longer answers: {event.why}"
+    reason = f"{NO_ANSWER}{event.why}"
     return _to(life, S.LOADING, reason, now, deadline=deadline), (Action.AWAIT_READY,)
 
 
@@ -281,7 +291,7 @@ def _deadline_passed(life: Life, now: datetime, rules: Rules) -> Step:  # noqa: 
             seconds = (now - life.since).total_seconds()
             return _fail(life, f"{life.state.value} was not done after {seconds:.0f} s: {life.reason}", now)
         case S.STARTING | S.LOADING if life.adopted:
-            reason = f"slow after adoption: {life.reason.removeprefix('slow after adoption: ')}"
+            reason = f"{SLOW}{life.reason.removeprefix(SLOW)}"
             return replace(life, reason=reason, deadline=_after(now, rules.timeouts.adopt_ready)), ()
         case S.STARTING | S.LOADING:
             return _failure(life, _not_ready(life, now), now, rules)

@@ -15,8 +15,9 @@ from llmgw.agent.fakes import (
     FakeSpawner,
     MemoryDisk,
     PretendedNode,
+    Script,
 )
-from llmgw.agent.seams import JournalEvent
+from llmgw.agent.seams import JournalEvent, Order
 from llmgw.agent.shards.keeper import Shards
 from llmgw.agent.shards.surroundings import ShardSettings
 from llmgw.model.claims import Claims
@@ -39,6 +40,8 @@ from tests.sim.loop import LoopClock, VirtualLoop, run
 
 T = TypeVar("T")
 GIB = 1024**3
+RESTART = RestartPolicy(backoff=10, max_backoff=40, give_up_after=3)
+TIMEOUTS = ShardTimeouts(startup=60, stop=5, kill=2, health=1, health_request=1)
 COMMAND = Command(id="c1", fence=Fence(fleet=FleetId("lab"), serial=1, intent=Commit("0" * 40)))
 
 
@@ -53,8 +56,8 @@ def spec(
     rank: int = 0,
     ranks: int = 1,
     claims: Claims | None = None,
-    restart: RestartPolicy = RestartPolicy(backoff=10, max_backoff=40, give_up_after=3),
-    timeouts: ShardTimeouts = ShardTimeouts(startup=60, stop=5, kill=2, health=1, health_request=1),
+    restart: RestartPolicy = RESTART,
+    timeouts: ShardTimeouts = TIMEOUTS,
     address: str = "127.0.0.1",
     token: bool = True,
     **changes: Any,
@@ -88,6 +91,12 @@ def spec(
         timeouts=timeouts,
     )
     return replace(made, **changes)
+
+
+def behaving(**script: Any) -> Callable[[Order], Script]:
+    """Every process behaves so."""
+    made = Script(**script)
+    return lambda _: made
 
 
 def gpu(index: int = 0, *, total: int = 80 * GIB, health: tuple[str, ...] = ()) -> Gpu:

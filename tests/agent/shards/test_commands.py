@@ -1,0 +1,251 @@
+"""What is refused, what is written first, what late values become: the real shards on a pretended node."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from llmgw.agent.fakes import Script
+from llmgw.agent.seams import Order
+from llmgw.model.claims import Claims, GpuClaim
+from llmgw.model.facts import GpuProcess
+from llmgw.model.launch import Expect, Process
+from llmgw.model.problems import AgentError
+from llmgw.wire.messages import CONFLICT, INVALID_PARAMS, NO_SPACE, KeyParams, LogsParams
+from tests.agent.shards.rig import (
+    COMMAND,
+    GIB,
+    Rig,
+    forget,
+    gpu,
+    on_node,
+    spec,
+    start,
+    stop,
+)
+
+
+def test_a_repeated_start_answers_with_the_state_and_starts_nothing() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec()
+        await asyncio.gather(*(shards.start(start(launch)) for _ in range(5)))
+        await rig.reaches(launch, "ready")
+        accepted = await shards.start(start(launch))
+        assert accepted.shard is not None
+        assert accepted.shard.state == "ready"
+        assert len(rig.node.starts) == 1
+
+    on_node(story)
+
+
+def test_being_ready_for_long_forgets_earlier_failures() -> None:
+    lives = iter([Script(exit_after=1), Script()])
+
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec()
+        await shards.start(start(launch))
+        assert (await rig.reaches(launch, "ready")).attempts == 1
+        await asyncio.sleep(launch.restart.reset_after + 1)
+        assert rig.report(launch).attempts == 0
+
+    on_node(story, behave=lambda _: next(lives))
+
+
+def test_claims_are_never_exceeded() -> None:
+    whole = Claims(gpus=(GpuClaim(uuid="GPU-0"),), ports=(18000,))
+    share = Claims(gpus=(GpuClaim(uuid="GPU-1", memory=50 * GIB),), ports=(18001,))
+    refused = {
+        "port 18000": Claims(ports=(18000,)),
+        "as a whole by shard": Claims(gpus=(GpuClaim(uuid="GPU-0", memory=GIB),)),
+        "wanted as a whole": Claims(gpus=(GpuClaim(uuid="GPU-1"),)),
+        "80.0 GiB, of which shards claim 50.0 GiB: 40.0 GiB": Claims(
+            gpus=(GpuClaim(uuid="GPU-1", memory=40 * GIB),)
+        ),
+        "memory": Claims(memory=8 * GIB),
+    }
+
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        await shards.start(start(spec(model="a", claims=whole)))
+        await shards.start(start(spec(model="b", port=18001, claims=replace(share, memory=10 * GIB))))
+        for why, claims in refused.items():
+            with pytest.raises(AgentError, match=why) as conflict:
+                await shards.start(start(spec(model="c", port=18002, claims=claims)))
+            assert conflict.value.code == CONFLICT
+        fitting = Claims(gpus=(GpuClaim(uuid="GPU-1", memory=30 * GIB),), memory=6 * GIB, ports=(18002,))
+        await shards.start(start(spec(model="c", port=18002, claims=fitting)))
+        assert len(shards.reports()) == 3
+
+    on_node(story, gpus=(gpu(0), gpu(1)), memory=16 * GIB)
+
+
+def test_a_full_disk_refuses_the_start_and_nothing_is_started() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        rig.disk.full = True
+        with pytest.raises(AgentError, match="nothing was started") as refused:
+            await shards.start(start(spec()))
+        assert refused.value.code == NO_SPACE
+        await asyncio.sleep(60)
+        assert not rig.node.starts
+        assert not shards.reports()
+
+    on_node(story)
+
+
+def test_a_disk_that_fills_up_later_is_told_and_stop_still_works() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec()
+        await shards.start(start(launch))
+        await rig.reaches(launch, "starting")
+        rig.disk.full = True
+        await rig.reaches(launch, "ready")
+        assert any("No space left" in problem for problem in shards.problems())
+        await shards.stop(stop(launch))
+        await rig.reaches(launch, "stopped")
+        assert not rig.node.living()
+
+    on_node(story)
+
+
+@pytest.mark.parametrize(
+    ("expect", "why"),
+    [
+        (Expect(gpus=("GPU-7",)), "GPU GPU-7 is not there"),
+        (Expect(gpus=("GPU-1",)), "not healthy: pending remap"),
+        (Expect(gpus=("GPU-0",)), "pid 4711 of user ann holds 31.9 GiB"),
+        (Expect(ports_free=(18000,)), "port 18000 is taken"),
+        (Expect(interface_address="10.0.0.9"), "no interface of this node holds the address 10.0.0.9"),
+        (Expect(gids={"mlx5_0:1:3": "::ffff:0a00:0001"}), "GID 3 of mlx5_0 port 1 is gone"),
+        (Expect(engine="e" * 64), "engine eeeeeeee is not installed"),
+        (Expect(weights="f" * 64), "weights ffffffff are not here"),
+    ],
+)
+def test_what_the_plan_expected_is_checked_before_exec_and_named(expect: Expect, why: str) -> None:
+    async def story(rig: Rig) -> None:
+        rig.node.foreign["GPU-0"] = GpuProcess(pid=4711, user="ann", memory=int(31.9 * GIB))
+        rig.node.strangers[18000] = 42
+        shards = await rig.agent()
+        launch = spec(expect=expect)
+        await shards.start(start(launch))
+        report = await rig.reaches(launch, "failed")
+        assert report.reason.startswith("mismatch: ")
+        assert why in report.reason
+        assert report.attempts == 0
+        assert not rig.node.starts
+
+    on_node(story, gpus=(gpu(0), gpu(1, health=("pending remap",))))
+
+
+def test_late_values_are_filled_in_at_launch() -> None:
+    orders: list[Order] = []
+
+    def behave(order: Order) -> Script:
+        orders.append(order)
+        return Script()
+
+    async def story(rig: Rig) -> None:
+        rig.jobs.engines["e"] = "/engines/e"
+        shards = await rig.agent()
+        launch = spec(
+            argv=("${engine}/bin/serve", "--model", "${weights}", "--port", "18000", "--price", "$$5"),
+            env={
+                "CUDA_VISIBLE_DEVICES": "${gpu.indices}",
+                "UUIDS": "${gpu.uuids}",
+                "KEY": "${key}",
+                "HOME": "${home}",
+            },
+            claims=Claims(gpus=(GpuClaim(uuid="GPU-1"), GpuClaim(uuid="GPU-0"))),
+            engine="e",
+            weights_path="/models/x",
+        )
+        await shards.start(start(launch, key="s3cret ${engine}"))
+        await rig.reaches(launch, "ready")
+        (order,) = orders
+        assert order.argv == (
+            "/engines/e/bin/serve",
+            "--model",
+            "/models/x",
+            "--port",
+            "18000",
+            "--price",
+            "$5",
+        )
+        assert order.env["CUDA_VISIBLE_DEVICES"] == "1,0"
+        assert order.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+        assert order.env["UUIDS"] == "GPU-1,GPU-0"
+        assert order.env["KEY"] == "s3cret ${engine}"
+        assert order.env["HOME"] == order.directory
+        assert set(order.env) == {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "UUIDS", "KEY", "HOME"}
+
+    on_node(story, gpus=(gpu(0), gpu(1)), behave=behave)
+
+
+def test_a_start_that_can_not_be_is_refused_before_anything_is_written() -> None:
+    odd = Process(name="engine", argv=("x", "${gpu.count}"))
+    cases = {
+        "unknown late value": spec(processes=(odd,)),
+        "no value came for key": spec(env={"K": "${key}"}),
+        "no value came for TOKEN": spec(env={"K": "${secret:TOKEN}"}),
+        "the last must be 'engine'": spec(processes=(Process(name="main", argv=("x",)),)),
+        "can't name a file": spec(shard="../../etc/passwd"),
+        "can't name an environment variable": spec(env={"A B": "x"}),
+    }
+
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        for why, launch in cases.items():
+            with pytest.raises(AgentError, match=why) as refused:
+                await shards.start(start(launch))
+            assert refused.value.code == INVALID_PARAMS
+        assert not rig.disk.files
+
+    on_node(story)
+
+
+def test_secrets_stand_in_no_order_report_event_or_error() -> None:
+    canary = "canary-7f3a"
+
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec(env={"API_KEY": "${key}"})
+        await shards.start(start(launch, key=canary))
+        await rig.reaches(launch, "ready")
+        holding = [name for name, data in rig.disk.files.items() if canary.encode() in data]
+        assert holding == [f"secrets/{launch.shard}.json"]
+        assert canary not in repr(rig.events) + repr(shards.reports())
+        await shards.key(KeyParams(command=COMMAND, shard=launch.shard, secrets={"key": "another"}))
+        assert json.loads(rig.disk.files[f"secrets/{launch.shard}.json"])["values"] == {"key": "another"}
+
+    on_node(story)
+
+
+def test_forget_drops_what_a_terminal_shard_has_on_disk() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec()
+        await shards.start(start(launch, key="k"))
+        await rig.reaches(launch, "ready")
+        with pytest.raises(AgentError, match="stop it first"):
+            await shards.forget(forget(launch))
+        await shards.stop(stop(launch))
+        await rig.reaches(launch, "stopped")
+        await shards.forget(forget(launch))
+        assert not rig.disk.files
+        assert not shards.reports()
+        await shards.forget(forget(launch))
+
+    on_node(story)
+
+
+def test_logs_of_an_unknown_shard_are_an_error() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        with pytest.raises(AgentError, match="no such shard"):
+            await anext(shards.logs(LogsParams(shard=spec().shard)))
+
+    on_node(story)

@@ -1,0 +1,199 @@
+"""From an order to ready, and again after a failure: the real shards on a pretended node."""
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+from itertools import pairwise
+
+import pytest
+
+from llmgw.model.ids import JobId
+from llmgw.model.launch import Process, ShardTimeouts, WaitFor
+from tests.agent.shards.rig import (
+    Rig,
+    behaving,
+    on_node,
+    spec,
+    start,
+)
+
+
+def test_a_shard_goes_from_its_order_to_ready_through_every_state() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec()
+        accepted = await shards.start(start(launch))
+        assert accepted.shard is not None
+        report = await rig.reaches(launch, "ready")
+        assert rig.states(launch) == ["pending", "starting", "loading", "ready"]
+        assert report.pid == rig.node.living()[0].pid
+        assert report.loading_seconds == pytest.approx(2.5, abs=1.5)
+        assert report.attempts == 0
+        assert report.port == 18000
+
+    on_node(story)
+
+
+def test_it_waits_for_its_jobs_and_says_which() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec(needs=(JobId("install-1"), JobId("fetch-1")))
+        await shards.start(start(launch))
+        await rig.reaches(launch, "installing", says="install it")
+        rig.jobs.finish("install-1")
+        await rig.reaches(launch, "fetching")
+        assert not rig.node.starts
+        rig.jobs.finish("fetch-1")
+        await rig.reaches(launch, "ready")
+
+    on_node(story)
+
+
+def test_a_failed_job_fails_the_shard_with_the_jobs_own_error() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec(needs=(JobId("fetch-1"),))
+        await shards.start(start(launch))
+        await rig.reaches(launch, "fetching")
+        rig.jobs.fail("fetch-1", "404 for that file")
+        report = await rig.reaches(launch, "failed")
+        assert report.last_error == "404 for that file"
+
+    on_node(story)
+
+
+def test_an_engine_that_exits_is_restarted_later_and_later_then_given_up() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec()
+        await shards.start(start(launch))
+        report = await rig.reaches(launch, "backoff")
+        assert report.attempts == 1
+        assert report.last_exit is not None
+        assert report.last_exit.code == 3
+        report = await rig.reaches(launch, "failed", within=300)
+        assert "given up after 3 attempts" in report.reason
+        times = [when for when, _, _ in rig.node.starts]
+        waits = [round(after - before) for before, after in pairwise(times)]
+        assert waits == [11, 21]
+
+    on_node(story, behave=behaving(exit_after=1, exit_code=3, ready_after=None))
+
+
+def test_an_exit_with_code_0_is_a_failure_too() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec()
+        await shards.start(start(launch))
+        report = await rig.reaches(launch, "backoff")
+        assert "exited by itself with code 0" in report.last_error
+
+    on_node(story, behave=behaving(exit_after=5, exit_code=0))
+
+
+def test_the_rank_of_a_gang_is_not_restarted_here() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec(rank=1, ranks=2)
+        await shards.start(start(launch))
+        report = await rig.reaches(launch, "failed")
+        assert report.attempts == 1
+        assert len(rig.node.starts) == 1
+
+    on_node(story, behave=behaving(exit_after=10))
+
+
+def test_a_rank_without_http_is_ready_when_up_for_its_grace() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec(port=None, argv=("worker",), rank=1, ranks=2)
+        await shards.start(start(launch))
+        await rig.reaches(launch, "ready", within=8)
+
+    on_node(story, behave=behaving(ready_after=None))
+
+
+def test_one_that_never_gets_ready_is_killed_at_its_deadline_with_the_last_reason() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec()
+        await shards.start(start(launch))
+        report = await rig.reaches(launch, "backoff", within=90)
+        assert "not ready 60 s after its start" in report.last_error
+        assert "503" in report.last_error
+        assert not rig.node.living()
+
+    on_node(story, behave=behaving(ready_after=None))
+
+
+def test_healthy_without_a_token_is_not_ready() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec()
+        await shards.start(start(launch))
+        await rig.reaches(launch, "loading", says="/v1/completions")
+        await asyncio.sleep(10)
+        assert rig.report(launch).state == "loading"
+
+    on_node(story, behave=behaving(answers_token=False))
+
+
+def test_a_strangers_listener_is_never_taken_for_ours() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec()
+        await shards.start(start(launch))
+        await rig.reaches(launch, "starting", says="waiting for its port")
+        rig.node.strangers[18000] = 4711
+        await rig.reaches(launch, "loading", says="pid 4711, which is not ours")
+
+    on_node(story, behave=behaving(port_after=30))
+
+
+def test_a_ready_shard_that_stops_answering_is_loading_again_then_restarted() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec()
+        await shards.start(start(launch))
+        await rig.reaches(launch, "ready")
+        process = rig.node.living()[0]
+        process.script = replace(process.script, ready_after=None)
+        await rig.reaches(launch, "loading", says="no longer answers")
+        process.script = replace(process.script, ready_after=0)
+        await rig.reaches(launch, "ready")
+        process.script = replace(process.script, ready_after=None)
+        report = await rig.reaches(launch, "backoff", within=120)
+        assert "did not recover" in report.last_error
+
+    on_node(story)
+
+
+def test_a_worker_waits_for_its_rendezvous_and_gives_up_in_time() -> None:
+    meet = WaitFor(host="127.0.0.1", port=29500, timeout=30)
+
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        worker = Process(name="engine", argv=("worker",), wait_for=meet)
+        launch = spec(port=None, processes=(worker,), rank=1, ranks=2)
+        await shards.start(start(launch))
+        await rig.reaches(launch, "starting", says="waits for 127.0.0.1:29500")
+        report = await rig.reaches(launch, "failed")
+        assert "nothing has listened at 127.0.0.1:29500 for 30 s" in report.last_error
+        rig.node.strangers[29500] = 7
+        await shards.start(start(launch))
+        await rig.reaches(launch, "ready")
+
+    on_node(story)
+
+
+def test_a_clock_that_is_set_moves_no_deadline() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec(timeouts=ShardTimeouts(startup=600, health=1, health_request=1))
+        await shards.start(start(launch))
+        await rig.reaches(launch, "loading")
+        rig.clock.step = timedelta(days=1)
+        await asyncio.sleep(100)
+        assert rig.report(launch).state == "loading"
+
+    on_node(story, behave=behaving(ready_after=None))
