@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.aftermath import became_of
+from llmgw.controller.passes.difference import any_news, sentences, weighty
 from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.lease import crashed_pass, wait_for_turn
 from llmgw.controller.passes.links import Links
@@ -97,6 +98,7 @@ async def _take_over(fleet: Fleet, wish: Wish, prepared: Prepared, progress: Pro
     record = prepared.record
     if left is not None:
         record = recording.end(record, left, results, prepared.observed, now=now)
+    record = recording.observe(record, prepared.observed, now)
     ended = replace(
         crashed,
         outcome=Outcome.RECOVERED,
@@ -127,26 +129,25 @@ async def _check_commit(fleet: Fleet, request: PassRequest, prepared: Prepared) 
 
 
 async def _note_news(fleet: Fleet, prepared: Prepared) -> Record:
-    """Nothing to command: what happened by itself is still worth a record, now and then."""
-    stored = prepared.stored
+    """Nothing to command. What changes who serves is recorded at once; the rest now and then."""
+    stored, before = prepared.stored, prepared.record
     if stored.record is None:
-        return prepared.record
+        return before
     now = fleet.clock.now()
-    record = recording.observe(prepared.record, prepared.observed, now)
-    news = happened(prepared.observed)
-    if not news and _but_cursors(record) == _but_cursors(prepared.record):
-        return prepared.record
-    newest = await fleet.store.history(limit=1)
-    if newest and newest[0].at and now - datetime.fromisoformat(newest[0].at) < NEWS_EVERY:
-        return prepared.record
+    record = recording.observe(before, prepared.observed, now)
+    journal = happened(prepared.observed)
+    if not journal and not any_news(before, record):
+        return before
+    if not weighty(before, record) and await _told_lately(fleet, now):
+        return before
+    news = (*sentences(before, record), *journal)
     try:
         await fleet.store.write(record, after=stored.version, message=news_message(news, record.last_pass))
     except LostRaceError:
-        return prepared.record  # somebody else has just written, and the journals still hold it all
+        return before  # somebody else has just written, and the agents can tell it all again
     return record
 
 
-def _but_cursors(record: Record) -> Record:
-    """How far the journals were read is no news by itself."""
-    nodes = {name: replace(node, journal_cursor=0) for name, node in record.nodes.items()}
-    return replace(record, nodes=nodes)
+async def _told_lately(fleet: Fleet, now: datetime) -> bool:
+    newest = await fleet.store.history(limit=1)
+    return bool(newest and newest[0].at) and now - datetime.fromisoformat(newest[0].at) < NEWS_EVERY

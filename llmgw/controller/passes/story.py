@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from llmgw.core.steps import runnable
 from llmgw.model.ids import Commit
 from llmgw.model.plan import Action, Plan, Step, StepKind, StepOutcome, StepResult
 from llmgw.model.record import Outcome, PassRecord, Record
@@ -44,31 +45,45 @@ _SMALL = frozenset({StepKind.BOOTSTRAP, StepKind.INSTALL, StepKind.FETCH, StepKi
 
 def sentence(steps: Iterable[Step], *, past: bool = False) -> str:
     """``Start 2 replicas of chat on gpu01 and gpu02; stop 1 replica of old on gpu03``."""
+    told = [step for step in steps if step.kind in _VERBS]
+    great = [step for step in told if not _is_small(step)]
     groups: defaultdict[tuple[StepKind, str], list[Step]] = defaultdict(list)
-    for step in steps:
-        if step.kind in _VERBS:
-            groups[step.kind, step.model or "" if _VERBS[step.kind].noun else ""].append(step)
-    if any(kind not in _SMALL for kind, _ in groups):
-        groups = defaultdict(list, {key: group for key, group in groups.items() if key[0] not in _SMALL})
+    for step in great or told:
+        groups[step.kind, _about(step)].append(step)
     order = list(_VERBS)
     clauses = [
-        _clause(kind, model, group, past=past)
-        for (kind, model), group in sorted(
+        _clause(kind, about, group, past=past)
+        for (kind, about), group in sorted(
             groups.items(), key=lambda item: (order.index(item[0][0]), item[0][1])
         )
     ]
     if not clauses:
         return ""
-    text = "; ".join([clauses[0], *(clause[0].lower() + clause[1:] for clause in clauses[1:])])
+    text = "; ".join([clauses[0], *(lower(clause) for clause in clauses[1:])])
     return shortened(text, SUBJECT_LENGTH)
 
 
-def _clause(kind: StepKind, model: str, steps: Sequence[Step], *, past: bool) -> str:
+def _is_small(step: Step) -> bool:
+    return step.kind in _SMALL or (step.kind is StepKind.PUBLISH and step.replica is None)
+
+
+def _about(step: Step) -> str:
+    """What a clause is about: a model, by its replicas or as such; nothing for what is only counted by node."""
+    if not _VERBS[step.kind].noun:
+        return ""
+    if step.kind is StepKind.PUBLISH and step.replica is None:
+        return step.id.removeprefix("publish ")
+    return step.model or ""
+
+
+def _clause(kind: StepKind, about: str, steps: Sequence[Step], *, past: bool) -> str:
     verb = _VERBS[kind]
+    if kind is StepKind.PUBLISH and steps[0].replica is None:
+        return f"{'Recorded' if past else 'Record'} {about.replace('/', ' ', 1)}"
     words = [verb.past if past else verb.now]
     if verb.noun:
         count = len({step.replica or step.shard for step in steps})
-        words.append(f"{count} {verb.noun}{'s' * (count != 1)} of {model or 'a model that is gone'}")
+        words.append(f"{count} {verb.noun}{'s' * (count != 1)} of {about or 'a model that is gone'}")
     nodes = sorted({step.node for step in steps if step.node})
     if nodes:
         words.append(f"on {_enumerate(nodes)}")
@@ -88,8 +103,14 @@ def shortened(text: str, length: int) -> str:
 
 def intent_message(plan: Plan, passed: PassRecord, *, news: Sequence[str] = ()) -> str:
     """The commit before the first command."""
-    subject = sentence(plan.commands) or "Record what was found"
+    subject = sentence(_sent(plan)) or "Record what was found"
     return _message(subject, _changes(plan), _since(news), passed=passed)
+
+
+def _sent(plan: Plan) -> list[Step]:
+    """What this pass itself carries out; the rest of the plan is left to later ones."""
+    steps = {step.id: step for step in plan.steps}
+    return [step for step in plan.commands if runnable(step, steps)]
 
 
 def outcome_message(
@@ -133,16 +154,10 @@ def _became(result: StepResult | None) -> str:
 
 def news_message(news: Sequence[str], passed: PassRecord | None) -> str:
     """A commit by itself for what happened without anybody commanding it."""
-    subject = (
-        news[0]
-        if len(news) == 1
-        else f"{len(news)} things happened: {news[0]}"
-        if news
-        else "Note what was found"
-    )
-    return _message(
-        shortened(subject, SUBJECT_LENGTH), [f"- {line}" for line in news[:LINES]], trailers_of=passed
-    )
+    more = f" (and {len(news) - 1} more)" if len(news) > 1 else ""
+    subject = f"{shortened(news[0], SUBJECT_LENGTH)}{more}" if news else "Note what was found"
+    details = [f"- {line}" for line in news[:LINES]] if len(news) > 1 else []
+    return _message(subject, details, trailers_of=passed)
 
 
 def recover_message(record: Record, *, left_alone: Sequence[str], unreachable: Mapping[str, str]) -> str:
