@@ -32,7 +32,7 @@ SEARCHED = 2000
 def status(asked: Asked, *, json_wanted: bool) -> int:
     r"""Show every replica: where it runs, what it computes on, since when, and what went wrong last.
 
-    Asks the nodes; one that does not answer is shown as such. Exit code 5 when something is not as recorded.
+    Asks the nodes; one that does not answer is shown as such.
 
     \b
     llmgw status

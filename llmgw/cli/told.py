@@ -1,15 +1,21 @@
 """Plans and outcomes in the words of the command line."""
 
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from llmgw.cli import output
+from llmgw.controller.passes.prepare import Applied
 from llmgw.controller.passes.settle import Settled
 from llmgw.controller.passes.story import lower, sentence
 from llmgw.controller.passes.verdict import Verdict
+from llmgw.controller.repo.records import HistoryEntry
 from llmgw.core import render
+from llmgw.core.status import Status, status
 from llmgw.model.ids import digest
 from llmgw.model.plan import Plan
 from llmgw.model.record import Outcome
+from llmgw.model.report import Observed
 from llmgw.wire.codec import to_json
 
 FORMAT_VERSION = 1
@@ -66,3 +72,30 @@ def as_json(settled: Settled, ended: Verdict) -> dict[str, Any]:
         ],
         "waiting": list(last.plan.waiting),
     }
+
+
+def status_text(known: Applied, observed: Observed, now: datetime) -> str:
+    return render.status_text(_status(known, observed, now), paint=output.paint)
+
+
+def status_json(known: Applied, observed: Observed, now: datetime) -> dict[str, Any]:
+    return {"formatVersion": FORMAT_VERSION, **to_json(_status(known, observed, now))}
+
+
+def _status(known: Applied, observed: Observed, now: datetime) -> Status:
+    return status(known.record, observed, now=now, desired=known.desired)
+
+
+def history_rows(entries: Sequence[HistoryEntry], limit: int) -> str:
+    """One row a serial, by its newest commit: what was meant, then what came of it, then what happened later."""
+    rows: dict[str, tuple[str, str, str, str]] = {}
+    for entry in entries:
+        trailers = dict(entry.trailers)
+        serial = trailers.get("Llmgw-Serial", "")
+        outcome = trailers.get("Llmgw-Outcome", "")
+        is_news = "Llmgw-Plan" not in trailers
+        name = f"{serial} {entry.version}" if is_news else serial
+        if name not in rows and (outcome or is_news or serial not in rows):
+            word = outcome or ("" if is_news else "not ended")
+            rows[name] = (serial, entry.at, word, entry.subject)
+    return render.history_text(list(rows.values())[:limit])
