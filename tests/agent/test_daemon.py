@@ -1,0 +1,374 @@
+"""The real agent as a process: alone in its directory, private, quick to end, and its engines outlive it."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from llmgw.agent.server import dial
+from llmgw.model.facts import Facts
+from llmgw.model.ids import ShardId
+from llmgw.model.problems import AgentError, NoAgentError, StalledError
+from llmgw.wire.messages import (
+    FENCED,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    MAX_LINE,
+    PARSE_ERROR,
+    PROTOCOL,
+    WRONG_FLEET,
+    Accepted,
+    LogLine,
+    LogsParams,
+    StopParams,
+    WatchEvent,
+    WatchParams,
+)
+from tests.agent.agents import FLEET, command, until
+from tests.agent.processes import Machine, engine_spec, free_port, on_machine
+
+pytestmark = pytest.mark.slow
+
+
+class Raw:
+    """A client that may say anything."""
+
+    def __init__(self, work: Path) -> None:
+        self.socket = dial(work)
+        self.socket.settimeout(20)
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def ask(self, method: str, params: dict[str, Any], number: int = 1) -> dict[str, Any]:
+        line = json.dumps({"jsonrpc": "2.0", "method": method, "id": number, "params": params})
+        self.send(line.encode() + b"\n")
+        return self.answer()
+
+    def hello(self, fleet: str | None = FLEET) -> dict[str, Any]:
+        return self.ask("hello", {"protocol": PROTOCOL, "toolVersion": "1", "fleet": fleet})
+
+    def answer(self) -> dict[str, Any]:
+        data = b""
+        while not data.endswith(b"\n"):
+            part = self.socket.recv(65536)
+            if not part:
+                raise EOFError
+            data += part
+        found: dict[str, Any] = json.loads(data)
+        return found
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_an_engine_outlives_kill_minus_nine_of_its_agent_and_is_adopted_with_its_pid(tmp_path: Path) -> None:
+    async def main(machine: Machine) -> None:
+        node = machine.node()
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        await machine.start(node, engine_spec(free_port()))
+        before = await machine.shard_when(node, lambda shard: shard.state == "ready")
+        first_agent = machine.holder(node).pid
+        machine.kill_agent(node)
+        with pytest.raises(NoAgentError):
+            await machine.transport.connect(node, fleet=FLEET)
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        assert machine.holder(node).pid != first_agent
+        seen = await machine.report(node)
+        assert [shard.pid for shard in seen.shards] == [before.pid]  # claimed before the first report
+        after = await machine.shard_when(node, lambda shard: shard.state == "ready")
+        assert (after.pid, after.started) == (before.pid, before.started)
+        starts = [entry for entry in (await machine.report(node)).journal if entry.kind == "agent-started"]
+        assert len(starts) == 2
+        await machine.stop(node, after.shard)
+        await machine.shard_when(node, lambda shard: shard.state == "stopped")
+        assert before.pid is not None
+        assert not psutil.pid_exists(before.pid)
+
+    on_machine(tmp_path, main)
+
+
+def test_a_clean_end_takes_less_than_two_seconds_whatever_streams_are_open(tmp_path: Path) -> None:
+    async def main(machine: Machine) -> None:
+        node = machine.node()
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        await machine.start(node, engine_spec(free_port()))
+        shard = await machine.shard_when(node, lambda shard: shard.state == "ready")
+        async with machine.link(node) as link:
+            follow = LogsParams(shard=shard.shard, follow=True)
+            streams = [
+                asyncio.ensure_future(_drain(link.stream("watch", WatchParams(), WatchEvent))),
+                asyncio.ensure_future(_drain(link.stream("logs", follow, LogLine))),
+            ]
+            with closing(Raw(machine.work(node))) as stuck:
+                stuck.hello()
+                pid = machine.holder(node).pid
+                begun = asyncio.get_running_loop().time()
+                os.kill(pid, signal.SIGTERM)
+                await until(lambda: _ended(pid))
+                assert asyncio.get_running_loop().time() - begun < 2.0
+            ends = await asyncio.gather(*streams, return_exceptions=True)
+            assert all(isinstance(end, Exception) for end in ends)
+        assert shard.pid is not None
+        assert psutil.pid_exists(shard.pid)
+
+    on_machine(tmp_path, main)
+
+
+async def _drain(stream: Any) -> None:
+    async for _ in stream:
+        pass
+
+
+def _ended(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return not psutil.pid_exists(pid)
+
+
+def test_there_is_one_agent_a_work_directory(tmp_path: Path) -> None:
+    async def main(machine: Machine) -> None:
+        node = machine.node()
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        second = subprocess.run(  # noqa: ASYNC221 - it ends at once
+            [sys.executable, "-m", "llmgw.agent", "daemon", "--work", str(machine.work(node))],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+            cwd=Path(__file__).parents[2],
+        )
+        assert second.returncode == 1
+        assert f"another one (pid {machine.holder(node).pid}, version" in second.stderr
+        assert (await machine.report(node)).agent.pid == machine.holder(node).pid
+
+    on_machine(tmp_path, main)
+
+
+def test_two_agents_work_side_by_side(tmp_path: Path) -> None:
+    async def main(machine: Machine) -> None:
+        nodes = [machine.node("a"), machine.node("b")]
+        for node in nodes:
+            await machine.transport.bootstrap(node, fleet=FLEET)
+            await machine.start(node, engine_spec(free_port()))
+        shards = [await machine.shard_when(node, lambda shard: shard.state == "ready") for node in nodes]
+        assert shards[0].shard == shards[1].shard
+        await machine.stop(nodes[0], shards[0].shard)
+        await machine.shard_when(nodes[0], lambda shard: shard.state == "stopped")
+        assert (await machine.report(nodes[1])).shards[0].pid == shards[1].pid
+        assert shards[1].pid is not None
+        assert psutil.pid_exists(shards[1].pid)
+
+    on_machine(tmp_path, main)
+
+
+def test_a_work_directory_may_have_a_path_longer_than_a_sockets_address(tmp_path: Path) -> None:
+    async def main(machine: Machine) -> None:
+        node = machine.node(work="~/" + "/".join(["a rather long name with spaces"] * 6))
+        assert len(str(machine.work(node))) > 150
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        assert (await machine.report(node)).agent.node == "n1"
+
+    on_machine(tmp_path, main)
+
+
+def test_what_the_agent_keeps_is_private_and_what_engines_need_is_not(tmp_path: Path) -> None:
+    async def main(machine: Machine) -> None:
+        node = machine.node()
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        work = machine.work(node)
+        assert mode(work) == 0o711
+        for name in ("agent.sock", "agent.json", "agent.lock", "agent.log"):
+            assert mode(work / name) == 0o600, name
+        for name in ("shards", "jobs", "state", "logs", "journal", "status"):
+            assert mode(work / name) == 0o700, name
+        for name in ("weights", "engines"):
+            assert mode(work / name) == 0o755, name
+        assert mode(work / "journal" / "journal.jsonl") == 0o600
+
+    old = os.umask(0o077)
+    try:
+        on_machine(tmp_path, main)
+    finally:
+        os.umask(old)
+
+
+def test_a_connection_says_hello_first(tmp_path: Path) -> None:
+    async def main(machine: Machine) -> None:
+        node = machine.node()
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        with closing(Raw(machine.work(node))) as raw:
+            assert raw.ask("report", {})["error"]["code"] == INVALID_REQUEST
+            assert raw.hello(fleet="another")["error"]["code"] == WRONG_FLEET
+            assert raw.ask("report", {})["error"]["code"] == INVALID_REQUEST
+            assert "result" in raw.hello()
+            assert raw.ask("report", {"surprise": 1})["error"]["code"] == INVALID_PARAMS
+            assert raw.ask("report", {})["result"]["agent"]["node"] == "n1"
+
+    on_machine(tmp_path, main)
+
+
+def test_nonsense_is_answered_and_an_over_long_line_ends_the_connection_and_only_that(tmp_path: Path) -> None:
+    async def main(machine: Machine) -> None:
+        node = machine.node()
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        with closing(Raw(machine.work(node))) as good, closing(Raw(machine.work(node))) as bad:
+            good.hello()
+            bad.hello()
+            bad.send(b"nonsense\n")
+            assert bad.answer()["error"]["code"] == PARSE_ERROR
+            with pytest.raises((EOFError, OSError)):  # noqa: PT012 - the answer may or may not make it
+                bad.send(b"x" * (MAX_LINE + 200_000))
+                bad.answer()
+                bad.answer()
+            assert good.ask("report", {})["result"]["agent"]["node"] == "n1"
+
+    on_machine(tmp_path, main)
+
+
+def test_a_fence_holds_through_the_socket_and_a_restart(tmp_path: Path) -> None:
+    async def main(machine: Machine) -> None:
+        node = machine.node()
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        stop = StopParams(command=command("a", serial=5), shard=ShardId("chat-1f0c9a2b-0.1-r0"))
+        async with machine.link(node) as link:
+            await link.request("stop", stop, Accepted, timeout=20)
+        machine.kill_agent(node)
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        late = StopParams(command=command("b", serial=4), shard=stop.shard)
+        async with machine.link(node) as link:
+            with pytest.raises(AgentError) as caught:
+                await link.request("stop", late, Accepted, timeout=20)
+        assert caught.value.code == FENCED
+
+    on_machine(tmp_path, main)
+
+
+def test_the_journal_goes_on_after_a_torn_line(tmp_path: Path) -> None:
+    async def main(machine: Machine) -> None:
+        node = machine.node()
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        machine.kill_agent(node)
+        with (machine.work(node) / "journal" / "journal.jsonl").open("ab") as file:
+            file.write(b'{"number": 2, "at": "20')
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        assert [entry.number for entry in (await machine.report(node)).journal] == [1, 2]
+
+    on_machine(tmp_path, main)
+
+
+def test_secrets_of_the_settings_are_not_in_the_log(tmp_path: Path) -> None:
+    canary = "canary-7f3a"
+
+    async def main(machine: Machine) -> None:
+        node = machine.node(env={"HTTPS_PROXY": f"http://ann:{canary}@127.0.0.1:1", "HF_TOKEN": canary})
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        with closing(Raw(machine.work(node))) as raw:
+            raw.hello()
+            raw.ask("report", {"surprise": canary})
+        assert canary in (machine.work(node) / "agent.json").read_text()
+        await machine.transport.stop_agent(node)
+        assert canary not in (machine.work(node) / "agent.log").read_text()
+
+    on_machine(tmp_path, main)
+
+
+def test_status_tells_people_what_the_agent_says(tmp_path: Path) -> None:
+    def status(work: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "llmgw.agent", "status", "--work", str(work), *options],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            cwd=Path(__file__).parents[2],
+        )
+
+    async def main(machine: Machine) -> None:
+        node = machine.node(pretended=Facts(memory_total=2**40))
+        missing = await asyncio.to_thread(status, machine.work(node))
+        assert missing.returncode == 69
+        assert "no such file" in missing.stderr.lower()
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        text = await asyncio.to_thread(status, machine.work(node))
+        assert "node n1   fleet fleet-1" in text.stdout
+        told = json.loads((await asyncio.to_thread(status, machine.work(node), "--json")).stdout)
+        assert told["facts"]["memoryTotal"] == 2**40
+
+    on_machine(tmp_path, main)
+
+
+def test_a_dead_agents_socket_is_no_obstacle_and_a_foreign_file_there_is_replaced(tmp_path: Path) -> None:
+    async def main(machine: Machine) -> None:
+        node = machine.node()
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        machine.kill_agent(node)
+        assert (machine.work(node) / "agent.sock").is_socket()
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        await machine.report(node)
+
+    on_machine(tmp_path, main)
+
+
+def test_broken_settings_are_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "agent.json").write_text('{"node": "n1", "surprise": 1}')
+    ended = subprocess.run(
+        [sys.executable, "-m", "llmgw.agent", "daemon", "--work", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert ended.returncode == 1
+    assert "surprise" in ended.stderr
+    assert "bootstrap the node again" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_agent_that_does_not_come_up_is_explained_by_its_log(tmp_path: Path) -> None:
+    async def main(machine: Machine) -> None:
+        node = machine.node()
+        work = machine.work(node)
+        (work / "state").mkdir(parents=True)
+        (work / "state" / "owner.json").write_text("{")
+        with pytest.raises(
+            StalledError, match=r"it ended with 1; the end of its log:[\s\S]*state/owner\.json"
+        ):
+            await machine.transport.bootstrap(node, fleet=FLEET)
+
+    on_machine(tmp_path, main)
+
+
+def test_too_many_connections_are_told_so(tmp_path: Path) -> None:
+    async def main(machine: Machine) -> None:
+        node = machine.node()
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        held: list[socket.socket] = []
+        try:
+            for _ in range(64):
+                raw = Raw(machine.work(node))
+                held.append(raw.socket)
+                raw.hello()
+            with closing(Raw(machine.work(node))) as surplus:
+                assert "holds 64 connections" in surplus.answer()["error"]["message"]
+        finally:
+            for one in held:
+                one.close()
+
+    on_machine(tmp_path, main)
