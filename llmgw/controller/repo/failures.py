@@ -101,7 +101,13 @@ _TABLE: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
     (FailureKind.LOCKED, (".lock': file exists",)),
     (
         FailureKind.NO_OBJECT,
-        ("not a valid object name", "unknown revision", "not our ref", "not a tree object", "no such commit"),
+        (
+            "not a valid object name",
+            "unknown revision",
+            "not our ref",
+            "not a tree object",
+            "not a valid commit",
+        ),
     ),
     (
         FailureKind.CORRUPT,

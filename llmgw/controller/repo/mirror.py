@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from llmgw.controller.repo.answers import Entry
 from llmgw.controller.repo.failures import GitError, explained
 from llmgw.controller.repo.git import How
-from llmgw.controller.repo.objects import Entry, ObjectStore
+from llmgw.controller.repo.objects import ObjectStore
 from llmgw.controller.repo.refs import branch_ref, commit_id, is_ref_name, repository_path
 from llmgw.controller.repo.remote import Remote
+from llmgw.manifests import paths
 from llmgw.model.ids import Commit
 from llmgw.model.problems import InvalidError, Problem, StalledError, Where
 
-SUFFIXES = (".yaml", ".yml")
-CONFIGURATION = "llmgw.yaml"  # the controller's own file beside the manifests is none of them
-DEFAULT_PATH = "manifests"
+SUFFIXES = paths.MANIFEST_SUFFIXES
 MAX_FILE = 1024 * 1024  # bytes of a manifest
 MAX_EXTRA = 16 * 1024 * 1024  # bytes of a file that a manifest points to
 _LFS = b"version https://git-lfs.github.com/spec/"
@@ -28,9 +28,9 @@ _SHORTEST = 4  # digits of an abbreviated commit id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """A commit's manifests. Paths count from the repository's top. ``links`` holds every symbolic link below the
-    path with its target as written; what a link to a file of the repository points at is in ``linked``, under the
-    link's own path, wherever in the repository that file lies."""
+    """A commit's manifests. Paths count from the repository's top. Where there are symbolic links below the path,
+    ``links`` holds all links of the repository with their targets as written, and ``linked`` the manifests elsewhere in
+    the repository that they lead to, under their real paths."""
 
     commit: Commit
     path: str
@@ -240,7 +240,7 @@ class Mirror:
         """Where the manifests lie in this commit."""
         if self._path is not None:
             return self._path
-        usual = posixpath.normpath(posixpath.join(self._base, DEFAULT_PATH))
+        usual = posixpath.normpath(posixpath.join(self._base, paths.DEFAULT_FOLDER))
         entries = await self.objects.entries(commit, usual)
         there = any(entry.path == usual and entry.kind == "tree" for entry in entries)
         return usual if there else self._base
@@ -256,24 +256,15 @@ class Mirror:
         await self._check_path(commit, where, entries)
         below = tuple(entry for entry in entries if _counts(entry, where))
         manifests = {entry.path: entry.object for entry in below if _is_manifest(entry, where)}
-        links = {entry.path: entry.object for entry in below if entry.mode == _LINK}
         extras = await self._named(commit, extra)
-        targets = await self.objects.blobs(links.values())
-        pointing = {
-            link: targets[object_id].decode("utf-8", "surrogateescape") for link, object_id in links.items()
-        }
-        linked = await self._pointed_at(commit, pointing)
-        await self._check_sizes(below, manifests, {**extras, **linked})
+        links, linked = await self._followed(commit, [entry.path for entry in below if entry.mode == _LINK])
+        linked = {real: object_id for real, object_id in linked.items() if real not in manifests}
+        await self._check_sizes(below, {**manifests, **linked}, extras)
         contents = await self.objects.blobs((*manifests.values(), *extras.values(), *linked.values()))
         files = {name: contents[object_id] for name, object_id in sorted({**extras, **manifests}.items())}
-        _refuse_pointers(files)
-        return Tree(
-            commit=commit,
-            path=where,
-            files=files,
-            links=dict(sorted(pointing.items())),
-            linked={link: contents[object_id] for link, object_id in sorted(linked.items())},
-        )
+        elsewhere = {name: contents[object_id] for name, object_id in sorted(linked.items())}
+        _refuse_pointers({**files, **elsewhere})
+        return Tree(commit=commit, path=where, files=files, links=links, linked=elsewhere)
 
     async def _check_path(self, commit: Commit, where: str, entries: Sequence[Entry]) -> None:
         """The path is a folder of this commit (or one file), reached through folders only."""
@@ -309,15 +300,30 @@ class Mirror:
                     found[inside] = entry.object
         return found
 
-    async def _pointed_at(self, commit: Commit, pointing: Mapping[str, str]) -> dict[str, str]:
-        """Links to a manifest inside the repository: link -> object."""
-        inside: dict[str, str] = {}
-        for link, target in pointing.items():
-            resolved = posixpath.normpath(posixpath.join(posixpath.dirname(link), target))
-            if not target.startswith("/") and resolved.split("/")[0] != ".." and link.endswith(SUFFIXES):
-                inside[link] = resolved
-        objects = await self._named(commit, tuple(inside.values()))
-        return {link: objects[target] for link, target in inside.items() if target in objects}
+    async def _followed(self, commit: Commit, links: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """All links of the repository with their targets, and the manifests that ``links`` lead to: real path -> object.
+        Links that lead nowhere, or out of the repository, are the loader's to tell."""
+        if not links:
+            return {}, {}
+        everything = {entry.path: entry for entry in await self.objects.entries(commit)}
+        pointers = {path: entry.object for path, entry in everything.items() if entry.mode == _LINK}
+        texts = await self.objects.blobs(pointers.values())
+        targets = {
+            path: texts[found].decode("utf-8", "surrogateescape") for path, found in sorted(pointers.items())
+        }
+        follow = paths.Links(targets=targets)
+        reached: dict[str, str] = {}
+        for real in filter(None, map(follow.resolve, links)):
+            here = everything.get(real)
+            below = (
+                [path for path in everything if path.startswith(f"{real}/")]
+                if here and here.kind == "tree"
+                else [real]
+            )
+            for path in below:
+                if path in everything and everything[path].mode in _BLOBS and path.endswith(SUFFIXES):
+                    reached[path] = everything[path].object
+        return targets, reached
 
     async def _check_sizes(
         self, below: Sequence[Entry], manifests: Mapping[str, str], others: Mapping[str, str]
@@ -340,17 +346,11 @@ class Mirror:
 
 def _counts(entry: Entry, where: str) -> bool:
     """Below the path, and in no dot folder there."""
-    inside = entry.path if where == "." else entry.path.removeprefix(f"{where}/")
-    if where not in {".", entry.path} and inside == entry.path:
-        return False
-    return entry.path == where or not any(part.startswith(".") for part in inside.split("/"))
+    return entry.path == where or paths.is_visible(entry.path, where)
 
 
 def _is_manifest(entry: Entry, where: str) -> bool:
-    if entry.mode not in _BLOBS or not entry.path.endswith(SUFFIXES):
-        return False
-    own = {CONFIGURATION, posixpath.normpath(posixpath.join(where, CONFIGURATION))}
-    return entry.path not in own
+    return entry.mode in _BLOBS and (entry.path == where or paths.is_manifest(entry.path, where))
 
 
 def _submodule(path: str) -> Problem:

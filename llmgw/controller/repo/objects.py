@@ -6,13 +6,15 @@ next holder belongs to nobody. What can't be read any more is thrown away and fe
 """
 
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from llmgw.clock import Clock
+from llmgw.controller.repo import answers
+from llmgw.controller.repo.answers import Entry, Listing
 from llmgw.controller.repo.failures import FailureKind, GitError, explained
 from llmgw.controller.repo.git import MAX_OUTPUT, Git, How, Said
 from llmgw.controller.repo.locks import FileLock
@@ -35,24 +37,6 @@ _HEADER = 128  # bytes that cat-file writes before each object, at most
 _TRUTH_IS_ELSEWHERE = {FailureKind.CORRUPT, FailureKind.NO_OBJECT}
 _OURS_TO_MEND = {*_TRUTH_IS_ELSEWHERE, FailureKind.LOST_RACE}
 """A fetch overwrites whatever it finds; where it can't, a branch became a folder of branches or the mirror is broken."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One entry of a tree."""
-
-    mode: str
-    kind: str  # blob | tree | commit
-    object: str
-    path: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """A remote's refs as it told them: full name -> commit. ``head`` is the branch that its HEAD names."""
-
-    refs: Mapping[str, Commit]
-    head: str | None
 
 
 class ObjectStore:
@@ -85,7 +69,7 @@ class ObjectStore:
             )
         except GitError as wrong:
             raise explained(wrong) from wrong
-        return _listing(said.text, wanted=frozenset(refs))
+        return answers.listing(said.text, wanted=frozenset(refs))
 
     async def refresh(self, remote: Remote, refs: Sequence[str]) -> Listing:
         """Bring the refs' commits here, whatever happened to them since (force pushes included), and tell where they
@@ -283,7 +267,7 @@ class ObjectStore:
             arguments=("ls-tree", "-rtz", "--full-tree", commit_id(commit), "--", *below),
             doing=f"listing {path} at {commit[:12]}",
         )
-        entries = await self._healing(call, _entries)
+        entries = await self._healing(call, answers.entries)
         if len(entries) > MAX_ENTRIES:
             raise StalledError(
                 f"{call.doing}: {len(entries)} entries, at most {MAX_ENTRIES} are read: "
@@ -299,9 +283,9 @@ class ObjectStore:
         call = Call(
             arguments=("cat-file", "--batch-check=%(objectname) %(objectsize)", "--buffer"),
             doing=f"measuring {len(wanted)} files",
-            stdin=_lines(wanted),
+            stdin=answers.lines(wanted),
         )
-        return await self._healing(call, _sizes)
+        return await self._healing(call, answers.sizes)
 
     async def blobs(self, objects: Iterable[str], *, max_bytes: int = MAX_OUTPUT) -> dict[str, bytes]:
         """Content of each blob; all together at most ``max_bytes``."""
@@ -311,10 +295,10 @@ class ObjectStore:
         call = Call(
             arguments=("cat-file", "--batch", "--buffer"),
             doing=f"reading {len(wanted)} files",
-            stdin=_lines(wanted),
+            stdin=answers.lines(wanted),
             how=How(max_output=max_bytes + _HEADER * len(wanted)),
         )
-        return await self._healing(call, lambda out: _contents(out, wanted))
+        return await self._healing(call, lambda out: answers.contents(out, wanted))
 
     async def _healing(self, call: "Call", parse: Callable[[bytes], T]) -> T:
         """Reads; what turns out to be broken or gone here is fetched anew, once, and read again."""
@@ -323,14 +307,14 @@ class ObjectStore:
         except GitError as wrong:
             if wrong.kind not in _TRUTH_IS_ELSEWHERE and self.path.exists():
                 raise explained(wrong) from wrong
-        except _MissingError:
+        except answers.MissingError:
             pass
         await self.rebuild()
         try:
             return parse((await self._call(call)).out)
         except GitError as wrong:
             raise explained(wrong) from wrong
-        except _MissingError as wrong:
+        except answers.MissingError as wrong:
             raise StalledError(
                 f"{call.doing}: object {wrong} is missing even after fetching anew: run git fsck in the repository "
                 "and repair it"
@@ -350,63 +334,8 @@ class Call:
     how: How = How()
 
 
-class _MissingError(Exception):
-    """An object that should be here is not; the message is its id."""
-
-
 def _tracking(remote: Remote, ref: str) -> str:
     return f"refs/llmgw/{remote.key}/{ref.removeprefix('refs/')}"
-
-
-def _listing(text: str, *, wanted: frozenset[str]) -> Listing:
-    refs: dict[str, Commit] = {}
-    head = None
-    for line in text.splitlines():
-        value, _, name = line.partition("\t")
-        if value.startswith("ref: ") and name == "HEAD":
-            head = value.removeprefix("ref: ")
-        elif is_commit(value) and (name in wanted or (not wanted and name.startswith("refs/heads/"))):
-            refs[name] = Commit(value)
-    return Listing(refs=refs, head=head)
-
-
-def _entries(out: bytes) -> tuple[Entry, ...]:
-    lines = out.decode("utf-8", "surrogateescape").split("\0")
-    return tuple(_entry(line) for line in lines if line)
-
-
-def _entry(line: str) -> Entry:
-    facts, _, path = line.partition("\t")
-    mode, kind, object_id = facts.split(" ")
-    return Entry(mode=mode, kind=kind, object=object_id, path=path)
-
-
-def _lines(objects: Sequence[str]) -> bytes:
-    return ("\n".join(objects) + "\n").encode()
-
-
-def _sizes(out: bytes) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for line in out.decode().splitlines():
-        object_id, _, size = line.partition(" ")
-        if size == "missing":
-            raise _MissingError(object_id)
-        sizes[object_id] = int(size)
-    return sizes
-
-
-def _contents(out: bytes, wanted: Sequence[str]) -> dict[str, bytes]:
-    contents: dict[str, bytes] = {}
-    position = 0
-    for object_id in wanted:
-        end = out.index(b"\n", position)
-        header = out[position:end].split()
-        if header[-1] == b"missing":
-            raise _MissingError(object_id)
-        size = int(header[2])
-        contents[object_id] = out[end + 1 : end + 1 + size]
-        position = end + 1 + size + 1
-    return contents
 
 
 def _leftovers(repository: Path) -> tuple[Path, ...]:
@@ -419,4 +348,5 @@ def _leftovers(repository: Path) -> tuple[Path, ...]:
         *packs.glob("tmp_*"),
         *packs.glob("*.lock"),
         *packs.glob("*.keep"),
+        *repository.glob("fast_import_crash_*"),
     )

@@ -7,6 +7,7 @@ happened; a process killed in between leaves an object that nobody names, and th
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from llmgw.clock import Clock
@@ -73,14 +74,26 @@ class GitRecordStore:
     ) -> Commit:
         kept = layout.Kept(record=record, plan=plan)
         try:
-            files, anew = await self._changes(kept, after)
-            async with self._objects.writing() as keep:
-                version = await self._commit(files, after, message, keep, anew=anew)
-                await self._push(version, after, keep)
-                await self._note(version, keep)
+            version = await self._write(kept, after, message)
         except GitError as wrong:
-            raise explained(wrong) from wrong
+            if wrong.kind not in {FailureKind.CORRUPT, FailureKind.NO_OBJECT}:
+                raise explained(wrong) from wrong
+            await self._objects.rebuild()
+            await self.tip()  # brings the branch here even if this process has only ever written
+            try:
+                version = await self._write(kept, after, message)
+            except GitError as again:
+                raise explained(again) from again
         self._known = _Known(version=version, kept=kept)
+        return version
+
+    async def _write(self, kept: layout.Kept, after: Commit | None, message: str) -> Commit:
+        files, anew = await self._changes(kept, after)
+        async with self._objects.writing() as keep:
+            version = await self._commit(files, after, message, keep, anew=anew)
+            await self._push(version, after, keep)
+            with suppress(GitError):  # the record has arrived; the next read fetches what could not be noted
+                await self._objects.note(self._remote, self._ref, version, keep)
         return version
 
     async def history(self, limit: int = 50) -> tuple[HistoryEntry, ...]:
@@ -259,10 +272,6 @@ class GitRecordStore:
 
     def _lost(self) -> LostRaceError:
         return LostRaceError(f"pushing the record to {self.place}: somebody else wrote it first: plan again")
-
-    async def _note(self, version: Commit, keep: tuple[int, ...]) -> None:
-        """The mirror knows it without fetching it back."""
-        await self._objects.note(self._remote, self._ref, version, keep)
 
 
 class UnreadableRecordError(StalledError):

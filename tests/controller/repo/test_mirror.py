@@ -278,16 +278,25 @@ def test_what_looks_like_gits_own_answer_is_content(mirror: Mirror, work: Any) -
 
 
 def test_links_are_told_and_never_followed_out(mirror: Mirror, work: Any) -> None:
-    work.write({"shared/common.yaml": "c: 1\n"})
+    work.write(
+        {
+            "shared/common.yaml": "c: 1\n",
+            "shared/deep/d.yaml": "d: 1\n",
+            "shared/no.txt": "",
+            "other/e.yaml": "",
+        }
+    )
     for link, target in (
-        ("inside.yaml", "a.yaml"),
-        ("shared.yaml", "../shared/common.yaml"),
-        ("out.yaml", "../../etc/passwd"),
-        ("absolute.yaml", "/etc/passwd"),
-        ("folder", "../shared"),
-        ("dangling.yaml", "nowhere.yaml"),
+        ("manifests/inside.yaml", "a.yaml"),
+        ("manifests/shared.yaml", "../shared/common.yaml"),
+        ("manifests/out.yaml", "../../etc/passwd"),
+        ("manifests/absolute.yaml", "/etc/passwd"),
+        ("manifests/folder", "../way/deep"),
+        ("manifests/dangling.yaml", "nowhere.yaml"),
+        ("manifests/circle.yaml", "circle.yaml"),
+        ("way", "shared"),
     ):
-        (work.path / "manifests" / link).symlink_to(target)
+        (work.path / link).symlink_to(target)
     commit = work.commit({})
 
     async def main() -> Any:
@@ -297,9 +306,9 @@ def test_links_are_told_and_never_followed_out(mirror: Mirror, work: Any) -> Non
     tree = asyncio.run(main())
     assert set(tree.files) == {"manifests/a.yaml"}
     assert tree.links["manifests/absolute.yaml"] == "/etc/passwd"
-    assert tree.links["manifests/folder"] == "../shared"
-    assert len(tree.links) == 6
-    assert tree.linked == {"manifests/inside.yaml": b"a: 1\n", "manifests/shared.yaml": b"c: 1\n"}
+    assert tree.links["way"] == "shared"
+    assert len(tree.links) == 8
+    assert tree.linked == {"shared/common.yaml": b"c: 1\n", "shared/deep/d.yaml": b"d: 1\n"}
 
 
 def test_files_that_manifests_point_to_come_when_asked_for(mirror: Mirror, work: Any) -> None:

@@ -379,3 +379,11 @@ def test_an_author_can_not_break_the_commit(make_objects: Make, work: Any, clock
         "nodes",
         "record.json",
     ]
+
+
+def test_a_mirror_that_broke_between_reading_and_writing_is_mended(store: GitRecordStore, work: Any) -> None:
+    first = write(store, record(1))
+    for path in store._objects.path.glob("objects/??/*"):
+        path.unlink()
+    write(store, record(2), first)
+    assert asyncio.run(store.read()).record == record(2)
