@@ -33,7 +33,7 @@ class Place:
 @fleet_options
 @click.pass_obj
 def validate(asked: Asked | None, folder: Path | None, *, as_json: bool) -> int:
-    r"""Check the manifests in PATH: the files as they are, committed or not.
+    """Check the manifests in PATH: the files as they are, committed or not.
 
     Without PATH: those of the fleet around this directory. Exit code 1 when something is wrong; then every problem
     of every file is told with its line.
@@ -41,7 +41,7 @@ def validate(asked: Asked | None, folder: Path | None, *, as_json: bool) -> int:
     \b
     llmgw validate
     llmgw validate examples/one-box
-    """
+    """  # noqa: D301 - click wants the character itself
     cwd = Path.cwd()
     place = _named(folder) if folder is not None else _enclosing(asked or Asked(), cwd)
     try:
@@ -139,12 +139,12 @@ def _summary(counts: Mapping[str, int]) -> str:
 @click.command(short_help="Print the JSON Schema of a kind.")
 @click.argument("kind", type=click.Choice(DOCUMENTS, case_sensitive=False))
 def schema(kind: str) -> None:
-    r"""Print the JSON Schema (2020-12) of a KIND of manifest, or of the JSON that llmgw writes.
+    """Print the JSON Schema (2020-12) of a KIND of manifest, or of the JSON that llmgw writes.
 
     \b
     llmgw schema model > model.schema.json
     llmgw schema plan
-    """
+    """  # noqa: D301 - click wants the character itself
     from llmgw.manifests import schema as schemas  # noqa: PLC0415 - `--help` needs none of it
 
     output.say(schemas.text(kind.lower()))
@@ -153,12 +153,12 @@ def schema(kind: str) -> None:
 @click.command(short_help="Say what a field means: its type, default and an example.")
 @click.argument("field", metavar="KIND[.PATH]")
 def explain(field: str) -> None:
-    r"""Say what a field of a manifest means.
+    """Say what a field of a manifest means.
 
     \b
     llmgw explain Model.spec.rollout.maxSurge
     llmgw explain Profile
-    """
+    """  # noqa: D301 - click wants the character itself
     from llmgw.manifests import reference  # noqa: PLC0415 - `--help` needs none of it
 
     try:
@@ -170,13 +170,13 @@ def explain(field: str) -> None:
 @click.command(short_help="Start a fleet: a commented set of manifests and its secret.")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 def init(folder: Path) -> None:
-    r"""Write a first fleet into DIR: this machine as its node, one small model, and the fleet's secret.
+    """Write a first fleet into DIR: this machine as its node, one small model, and the fleet's secret.
 
     Nothing that is there is overwritten. DIR becomes a Git repository unless it lies in one.
 
     \b
     llmgw init fleet
-    """
+    """  # noqa: D301 - click wants the character itself
     from llmgw.cli import starter  # noqa: PLC0415 - `--help` needs none of it
 
     for line in starter.write(folder, environ=environment()):
