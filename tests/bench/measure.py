@@ -1,0 +1,48 @@
+"""Times whole commands as their users meet them: process start included, by the operating system's own accounting."""
+
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """Medians over the runs: wall and CPU seconds, peak resident bytes."""
+
+    wall: float
+    cpu: float
+    peak: int
+
+
+def command(
+    words: Sequence[str], *, cwd: Path, env: Mapping[str, str], runs: int = 5, expect: int = 0
+) -> Figure:
+    """One run to warm up, then the median of ``runs``. A command that fails is no measurement."""
+    figures = [_once(words, cwd=cwd, env=env, expect=expect) for _ in range(runs + 1)][1:]
+    return Figure(
+        wall=statistics.median(figure.wall for figure in figures),
+        cpu=statistics.median(figure.cpu for figure in figures),
+        peak=int(statistics.median(figure.peak for figure in figures)),
+    )
+
+
+def _once(words: Sequence[str], *, cwd: Path, env: Mapping[str, str], expect: int) -> Figure:
+    output = os.open(cwd / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    began = time.perf_counter()
+    try:
+        pid = os.posix_spawn(
+            "/usr/bin/env",
+            ["env", "-C", str(cwd), *words],
+            dict(env),
+            file_actions=[(os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, output, 2)],
+        )
+    finally:
+        os.close(output)
+    _, status, usage = os.wait4(pid, 0)
+    wall = time.perf_counter() - began
+    if os.waitstatus_to_exitcode(status) != expect:
+        raise RuntimeError(f"{' '.join(words)} failed:\n{(cwd / 'output.txt').read_text()[-4000:]}")
+    return Figure(wall=wall, cpu=usage.ru_utime + usage.ru_stime, peak=usage.ru_maxrss * 1024)
