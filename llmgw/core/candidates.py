@@ -50,10 +50,11 @@ class Candidates:
 
 def candidates(request: Request, ledgers: Iterable[NodeLedger]) -> Candidates:
     allowed, refused = [], []
+    named = frozenset(request.rules.nodes)
     for ledger in ledgers:
         if ledger.view.desired is None:
             continue
-        if rejection := _against_rules(request, ledger):
+        if rejection := _against_rules(request, ledger, named):
             refused.append(rejection)
         else:
             allowed.append(ledger)
@@ -64,12 +65,12 @@ def candidates(request: Request, ledgers: Iterable[NodeLedger]) -> Candidates:
     )
 
 
-def breaks_rules(ledger: NodeLedger, rules: PlacementRules) -> str:
-    """Why a node is not one that the rules ask for; empty when it is."""
+def breaks_rules(ledger: NodeLedger, rules: PlacementRules, named: frozenset[str] | None = None) -> str:
+    """Why a node is not one that the rules ask for; empty when it is. ``named``: ``rules.nodes``, for many questions."""
     node = ledger.view.desired
     if node is None:
         return "not in Git"
-    if rules.nodes and node.name not in rules.nodes:
+    if rules.nodes and node.name not in (named if named is not None else rules.nodes):
         return "not among placement.nodes"
     if node.spec.pool != rules.pool:
         return f"in pool {node.spec.pool}, not {rules.pool}"
@@ -79,9 +80,9 @@ def breaks_rules(ledger: NodeLedger, rules: PlacementRules) -> str:
     return ""
 
 
-def _against_rules(request: Request, ledger: NodeLedger) -> Rejection | None:
+def _against_rules(request: Request, ledger: NodeLedger, named: frozenset[str]) -> Rejection | None:
     name = ledger.view.name
-    if reason := breaks_rules(ledger, request.rules) or ledger.view.obstacle:
+    if reason := breaks_rules(ledger, request.rules, named) or ledger.view.obstacle:
         return Rejection(node=name, reason=reason)
     if not request.gpus.per_node:
         return None

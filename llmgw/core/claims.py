@@ -46,7 +46,7 @@ class GpuLedger:
         """Whether a shard can have it for itself; ``soon``: once those that leave have gone."""
         if self.unusable or self.foreign:
             return False
-        return not any(_counts(holding, without, soon=soon) for holding in self.holdings)
+        return not self.holdings or not any(_counts(holding, without, soon=soon) for holding in self.holdings)
 
     def free(self, *, without: frozenset[str] = frozenset(), soon: bool = False) -> int:
         """Bytes that a share may still claim."""
@@ -89,7 +89,9 @@ class NodeLedger:
     memory: list[Holding] = field(default_factory=list)
     taken: set[int] = field(default_factory=set)
     free_whole: int = 0
+    free_soon: int = 0  # whole GPUs, once those that leave have gone
     shared: int = 0  # GPUs that are held in shares
+    share_room: int = 0  # bytes of the largest share that fits on a shared GPU
 
     def claim(self, holder: str, claims: Claims, *, leaving: bool = False) -> None:
         by_uuid = {entry.gpu.uuid: entry for entry in self.gpus}
@@ -106,6 +108,7 @@ class NodeLedger:
         """What it holds will be given back by what is already decided."""
         for holding in self._held(holder):
             holding.leaving = True
+        self.count()
 
     def settle(self) -> None:
         """Memory on a GPU of ours that no process is named for is our own shard's."""
@@ -116,9 +119,12 @@ class NodeLedger:
 
     def count(self) -> None:
         self.free_whole = sum(1 for entry in self.gpus if entry.whole())
-        self.shared = sum(
-            1 for entry in self.gpus if any(holding.memory is not None for holding in entry.holdings)
-        )
+        self.free_soon = sum(1 for entry in self.gpus if entry.whole(soon=True))
+        shared = [
+            entry for entry in self.gpus if any(holding.memory is not None for holding in entry.holdings)
+        ]
+        self.shared = len(shared)
+        self.share_room = max((entry.free() for entry in shared), default=0)
 
     def memory_free(self, *, without: frozenset[str] = frozenset(), soon: bool = False) -> int | None:
         if self.memory_total is None:

@@ -86,7 +86,12 @@ class Placer:
     def place_soon(self, request: Request) -> Decision:
         """As if everything that is on its way out were gone already."""
         among = self._among(request)
-        nodes = [ledger for ledger in among.nodes if request.nodes > 1 or ledger.view.name in self._leaving]
+        least = request.gpus.per_node if request.gpus.share is None else 0
+        nodes = [
+            ledger
+            for ledger in among.nodes
+            if ledger.free_soon >= least and (request.nodes > 1 or ledger.view.name in self._leaving)
+        ]
         chosen = self._choose(request, nodes, soon=True)
         return (
             self._decide(request, among, chosen, freed_by="once those that leave have stopped")
@@ -163,7 +168,8 @@ class Placer:
         shared: list[int] = []
         if request.gpus.share is not None:
             # Nodes whose GPUs are shared already come first: whole ones stay free for those that need them.
-            shared = [ledger.order for ledger in among.nodes if ledger.shared]
+            share = request.gpus.share
+            shared = [ledger.order for ledger in among.nodes if ledger.shared and ledger.share_room >= share]
             yield from shared
         least = request.gpus.per_node if request.gpus.share is None else 0
         holders = self._weights.get(request.weights or "", set()) & allowed
