@@ -134,7 +134,7 @@ class Shards:
             shard = self._shards.get(params.shard)
             if shard is not None:
                 await shard.tell(asked, manual=manual)
-                return Accepted(shard=shard.report())
+                return Accepted(shard=shard.report(), detail=shard.problem)
             if not SAFE_SHARD.match(params.shard) or not await self._around.spawner.remaining(params.shard):
                 return Accepted(detail="not known here: nothing to stop")
             # Its order is gone, and yet processes carry its mark.

@@ -133,9 +133,9 @@ class Shard:
             except Exception:
                 # One event that could not be taken in must not end the watch over a running engine.
                 log.exception("shard %s: taking in %r", self.spec.shard, type(letter.event).__name__)
-            finally:
-                if letter.taken is not None and not letter.taken.done():
-                    letter.taken.set_result(None)
+            # Only here: an agent that dies in between has taken nothing in.
+            if letter.taken is not None and not letter.taken.done():
+                letter.taken.set_result(None)
 
     async def _advance(self, event: Event) -> None:
         before = self.life

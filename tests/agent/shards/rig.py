@@ -130,8 +130,11 @@ class JobsByHand:
     engines: dict[str, str] = field(default_factory=dict)
     weights: dict[str, str] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    forgotten: bool = False  # the agent was restarted, and nobody remembers any job
 
     async def wait(self, jobs: tuple[JobId, ...]) -> None:
+        if self.forgotten:
+            raise StalledError("nobody has ordered that job")
         while not set(jobs) <= self.done:
             failed = [job for job in jobs if job in self.errors]
             if failed:
@@ -148,6 +151,8 @@ class JobsByHand:
         self.changed.set()
 
     def state(self, job: JobId) -> JobReport | None:
+        if self.forgotten:
+            return None
         kind = "install" if job.startswith("install") else "fetch"
         state = "done" if job in self.done else "running"
         return JobReport(job=job, kind=kind, target="", description=f"{kind} it", state=state)
