@@ -278,9 +278,16 @@ def _exited(life: Life, exit_: Exit, now: datetime, rules: Rules) -> Step:
     if life.state is S.DRAINING:
         gone = replace(life, last_exit=exit_, last_error=describe_exit(exit_))
         return _clear(gone, f"while draining, {describe_exit(exit_)}", now, rules, then=S.STOPPED)
-    if life.state is S.STOPPING and life.then is S.STOPPED and exit_.process == ENGINE:
+    stopping = life.state is S.STOPPING and exit_.process == ENGINE
+    if stopping and (life.then is S.STOPPED or not _has_ended(life)):
         return replace(life, last_exit=exit_), ()
     return life, ()  # of a failure, the first end is the cause; what falls after it says nothing
+
+
+def _has_ended(life: Life) -> bool:
+    """Whether this run's end is known. One that was given up at a deadline has none yet: its output, told with the exit,
+    is what says why it never got ready."""
+    return life.last_exit is not None and (life.started is None or life.last_exit.at >= life.started)
 
 
 def _deadline_passed(life: Life, now: datetime, rules: Rules) -> Step:  # noqa: PLR0911 - a row for each state
