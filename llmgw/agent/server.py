@@ -100,7 +100,8 @@ class _Connection:
         self._reader = reader
         self._writer = writer
         self._greeted = False
-        self._running: dict[int, asyncio.Task[None]] = {}
+        self._open: set[int] = set()  # requests without their last answer
+        self._running: set[asyncio.Task[None]] = set()
         self._writing = asyncio.Lock()
 
     async def serve(self) -> None:
@@ -115,9 +116,9 @@ class _Connection:
                 for line in complete:
                     await self._take(line)
         finally:
-            for task in self._running.values():
+            for task in self._running:
                 task.cancel()
-            await asyncio.gather(*self._running.values(), return_exceptions=True)
+            await asyncio.gather(*self._running, return_exceptions=True)
 
     async def _read(self) -> bytes:
         if self._greeted:
@@ -138,16 +139,22 @@ class _Connection:
             await self._answer(request)  # before anything else of this connection is looked at
         elif not self._greeted:
             await self._refuse(request.id, ErrorBody(code=INVALID_REQUEST, message="say hello first"))
-        elif request.id in self._running or len(self._running) >= MAX_REQUESTS:
+        elif request.id in self._open or len(self._open) >= MAX_REQUESTS:
             message = (
                 f"request {request.id} is under way already, or {MAX_REQUESTS} others are: wait for answers"
             )
-            await self._refuse(request.id, ErrorBody(code=BUSY, message=message, data={"after": 1}))
+            await self._send(
+                rpc.encode(
+                    Response(id=request.id, error=ErrorBody(code=BUSY, message=message, data={"after": 1}))
+                )
+            )
         else:
-            self._running[request.id] = asyncio.ensure_future(self._run(request))
+            self._open.add(request.id)
+            task = asyncio.ensure_future(self._run(request))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
 
     async def _run(self, request: Request) -> None:
-        assert request.id is not None
         try:
             if request.method in rpc.STREAMS:
                 await self._stream(request)
@@ -155,8 +162,6 @@ class _Connection:
                 await self._answer(request)
         except (OSError, asyncio.TimeoutError):
             self._writer.transport.abort()  # nobody reads: the reading side ends too
-        finally:
-            self._running.pop(request.id, None)
 
     async def _answer(self, request: Request) -> None:
         try:
@@ -190,10 +195,16 @@ class _Connection:
                 request, ErrorBody(code=INTERNAL_ERROR, message=f"the answer is too large: {wrong}")
             )
             return
-        await self._send(line)
+        await self._send_last(request, line)
 
     async def _refuse(self, request: int | None, body: ErrorBody) -> None:
-        await self._send(rpc.encode(Response(id=request, error=body)))
+        await self._send_last(request, rpc.encode(Response(id=request, error=body)))
+
+    async def _send_last(self, request: int | None, line: bytes) -> None:
+        """The request is over once its answer is on the way: its number may come again at once."""
+        if request is not None:
+            self._open.discard(request)
+        await self._send(line)
 
     async def _send(self, line: bytes) -> None:
         async with self._writing:

@@ -38,6 +38,7 @@ from llmgw.wire.messages import (
     ReportParams,
     WatchParams,
 )
+from llmgw.wire.rpc import STREAMS
 
 P = TypeVar("P")
 REMEMBERED = 1_024
@@ -136,31 +137,31 @@ class AgentService:
             raise _refusal(wrong) from wrong
         except Exception as wrong:
             LOG.exception("answering %s", method)
-            raise AgentError(
-                f"answering {method}: {type(wrong).__name__}: {wrong}: a fault of the agent; its log says more",
-                code=INTERNAL_ERROR,
-            ) from wrong
+            raise _fault(method, wrong) from wrong
 
     async def stream(self, method: str, params: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """``watch`` or ``logs``; JSON types in and out. Raises AgentError, and nothing else. Closing it ends what is
         behind it at once."""
+        if method not in STREAMS:
+            raise AgentError(f"{method!r:.60} is no stream of this agent", code=METHOD_NOT_FOUND)
         try:
             if method == "watch":
                 _decode(WatchParams, params)
                 async with aclosing(self._events.watch()) as events:
                     async for event in events:
                         yield codec.to_json(event)
-            elif method == "logs":
+            else:
                 lines = self._shards.logs(_decode(LogsParams, params))
                 async with AsyncExitStack() as stack:
                     if isinstance(lines, AsyncGenerator):
                         await stack.enter_async_context(aclosing(lines))
                     async for line in lines:
                         yield codec.to_json(line)
-            else:
-                raise AgentError(f"{method!r:.60} is no stream of this agent", code=METHOD_NOT_FOUND)
-        except (codec.CodecError, RetryError, StalledError) as wrong:
+        except (AgentError, codec.CodecError, RetryError, StalledError) as wrong:
             raise _refusal(wrong) from wrong
+        except Exception as wrong:
+            LOG.exception("streaming %s", method)
+            raise _fault(method, wrong) from wrong
 
     async def _dispatch(self, method: str, params: Mapping[str, Any]) -> Any:
         if method == "hello":
@@ -287,3 +288,10 @@ def _refusal(wrong: Exception) -> AgentError:
             return AgentError(str(wrong), code=BUSY, after=max(wrong.after, timedelta(seconds=1)))
         case _:
             return AgentError(str(wrong), code=CONFLICT)
+
+
+def _fault(method: str, wrong: Exception) -> AgentError:
+    return AgentError(
+        f"answering {method}: {type(wrong).__name__}: {wrong}: a fault of the agent; its log says more",
+        code=INTERNAL_ERROR,
+    )

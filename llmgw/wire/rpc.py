@@ -70,7 +70,12 @@ class Item:
 
 def encode(message: Request | Response) -> bytes:
     """One line. Raises :class:`LineTooLongError` instead of sending what the peer must refuse."""
-    line = codec.dumps(message)
+    data = codec.to_json(message)
+    if isinstance(message, Response):
+        del data["result" if message.error is not None else "error"]  # JSON-RPC: one of them, never both
+    elif message.id is None:
+        del data["id"]  # a notification
+    line = codec.dumps(data)
     if len(line) > MAX_LINE:
         raise LineTooLongError(f"message of {len(line)} bytes, at most {MAX_LINE} can be sent")
     return line + b"\n"

@@ -97,3 +97,10 @@ def test_an_item_without_a_request_is_refused(params: object) -> None:
 def test_an_answer_of_a_newer_agent_may_say_more() -> None:
     answer = rpc.read_answer(b'{"jsonrpc": "2.0", "id": 1, "result": {}, "timing": 3}')
     assert answer == Response(id=1, result={})
+
+
+def test_an_answer_holds_a_result_or_an_error_and_a_notification_has_no_id() -> None:
+    assert set(json.loads(rpc.encode(Response(id=1, result=None)))) == {"id", "result", "jsonrpc"}
+    error = rpc.error_body(AgentError("no", code=BUSY))
+    assert set(json.loads(rpc.encode(Response(id=1, error=error)))) == {"id", "error", "jsonrpc"}
+    assert set(json.loads(rpc.encode_item(1, {}))) == {"method", "params", "jsonrpc"}

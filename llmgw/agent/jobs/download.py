@@ -1,10 +1,10 @@
 """One file over HTTP: streamed, hashed on the way, resumed where it stopped, never trusted."""
 
-import asyncio
 import hashlib
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
@@ -112,17 +112,26 @@ async def _receive(
     progress.bytes(have, total)
     with file.open("r+b" if have else "wb") as sink:
         sink.seek(have)
-        async for data in answer.aiter_raw(CHUNK):
-            await asyncio.to_thread(_take, data, sink, sha)
-            have += len(data)
-            progress.bytes(have)
-            if have - checked >= SPACE_EVERY:
-                require_space(file.parent, 0, reserve=reserve, what=f"fetching {shown}")
-                checked = have
+        held = bytearray()
+        try:
+            async for data in answer.aiter_raw():
+                held += data
+                if len(held) >= CHUNK:
+                    full, held = held, bytearray()
+                    have += len(full)
+                    await in_thread(partial(_take, full, sink, sha))
+                    progress.bytes(have)
+                if have - checked >= SPACE_EVERY:
+                    require_space(file.parent, 0, reserve=reserve, what=f"fetching {shown}")
+                    checked = have
+        finally:
+            _take(held, sink, sha, None)  # what came before the line broke counts too
+            progress.bytes(have + len(held))
     return sha.hexdigest()
 
 
-def _take(data: bytes, sink: IO[bytes], sha: "hashlib._Hash") -> None:
+def _take(data: bytearray, sink: IO[bytes], sha: "hashlib._Hash", _: threading.Event | None) -> None:
+    """Never stopped half way: what is written is hashed."""
     sink.write(data)
     sha.update(data)
 
