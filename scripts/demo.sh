@@ -69,7 +69,8 @@ cat <<TXT
 
   llmgw logs smollm2-135m -n 20          what the engine printed
   llmgw explain Model.spec.replicas      what a field means; set it to 2, commit, plan, apply
-  kill -9 \$(cat $demo/agent/agent.pid)   the engine goes on; the next apply brings the agent back and finds nothing to do
+  llmgw-agent status --work $demo/agent  the agent, with its pid: kill -9 it, and the engine goes on; the next apply
+                                         brings the agent back and finds nothing to do
   git log llmgw/state                    every change, as Git tells it
 
 make demo-stop stops the engine and the agent; then rm -rf $demo removes the rest.
