@@ -124,7 +124,10 @@ def _may_stop(round_: Round, want: Want, keep: Copy, why: str) -> bool:
         reason = f"{why}, and {stand.model.name} is protected: its last ready replica is not stopped"
         _block(round_, want, "protected", reason)
         return False
-    allowed = 1 if rollout.max_unavailable == "auto" else rollout.max_unavailable
+    allowed = rollout.max_unavailable
+    if allowed == "auto":
+        # Where a surge fits, and one is on its way or going, there is no need to be short of a replica.
+        allowed = 0 if stand.total > stand.model.spec.replicas else 1
     down = stand.model.spec.replicas - serving
     if down + 1 > allowed:
         _take_turns(

@@ -1,0 +1,148 @@
+"""A pretended fleet that carries plans out: a tiny pure interpreter of steps onto reports and record.
+
+It knows nothing of planning. Agents are obedient and instant unless a test says otherwise.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from llmgw.core import recording
+from llmgw.core.planner import PlanOptions, plan
+from llmgw.model.desired import Desired
+from llmgw.model.facts import EngineFact, WeightsFact
+from llmgw.model.plan import AWAITS, Plan, Step, StepKind, StepOutcome, StepResult
+from llmgw.model.record import Record
+from llmgw.model.report import Exit, Observed, Reach
+from tests.core.builders import ADAPTERS, KEY, NOW, NodeState, a_pass, empty_record, observed, shard_report
+
+OPTIONS = PlanOptions(key_id=KEY, agent_version="0.1.0")
+READY_STEPS = ("pending", "loading", "ready")
+
+
+@dataclass
+class Fleet:
+    """``fails`` says of a shard whether it never gets ready; ``check`` is called after every single step."""
+
+    desired: Desired
+    nodes: dict[str, NodeState]
+    record: Record = field(default_factory=empty_record)
+    now: datetime = NOW
+    fails: Callable[[Step], bool] = lambda _: False
+    refuses: Callable[[Step], bool] = lambda _: False
+    check: Callable[["Fleet"], None] = lambda _: None
+
+    def observe(self) -> Observed:
+        return observed(*self.nodes.values())
+
+    def plan(self, options: PlanOptions = OPTIONS) -> Plan:
+        return plan(self.desired, self.record, self.observe(), ADAPTERS, now=self.now, options=options)
+
+    def one_pass(self, options: PlanOptions = OPTIONS) -> Plan:
+        """Plan, intent, commands, outcome; then the fleet moves on by itself a little."""
+        made = self.plan(options)
+        seen = self.observe()
+        if made.commands:
+            intent = recording.begin(
+                self.record, self.desired, made, seen, pass_record=a_pass(self.record.serial + 1, self.now)
+            )
+            self.record = intent
+            results = self.execute(made)
+            self.record = recording.end(intent, made, results, seen, now=self.now)
+        else:
+            self.record = recording.observe(self.record, seen, self.now)
+        self.check(self)
+        return made
+
+    def settle(self, options: PlanOptions = OPTIONS, limit: int = 60) -> Plan:
+        """Passes until nothing is to be done and nothing on its way."""
+        for _ in range(limit):
+            made = self.one_pass(options)
+            if not made.commands and not made.waiting:
+                return made
+            self.advance()
+        raise AssertionError(f"not settled after {limit} passes: {made.waiting} {made.changes}")
+
+    def execute(self, made: Plan) -> dict[str, StepResult]:
+        results: dict[str, StepResult] = {}
+        for step in made.steps:
+            before = [results[name].outcome for name in step.after]
+            if step.kind in AWAITS or StepOutcome.DEFERRED in before:
+                results[step.id] = StepResult(outcome=StepOutcome.DEFERRED)
+            elif set(before) - {StepOutcome.DONE}:
+                results[step.id] = StepResult(outcome=StepOutcome.SKIPPED)
+            elif self.refuses(step):
+                results[step.id] = StepResult(outcome=StepOutcome.FAILED, error="refused by the test")
+            else:
+                self.carry_out(step)
+                results[step.id] = StepResult(outcome=StepOutcome.DONE)
+            self.check(self)
+        return results
+
+    def carry_out(self, step: Step) -> None:
+        if step.node is None:
+            return
+        node = self.nodes[step.node]
+        match step.kind:
+            case StepKind.BOOTSTRAP:
+                node.reach = Reach.OK
+                node.agent = "0.1.0"
+            case StepKind.INSTALL if step.install is not None:
+                spec = step.install
+                engine = EngineFact(name=spec.engine, version=spec.version, digest=spec.digest, path="/e")
+                node.facts = replace(node.facts, engines=(*node.facts.engines, engine))
+            case StepKind.FETCH if step.fetch is not None:
+                weights = WeightsFact(digest=step.fetch.digest, path="/w", size=1)
+                node.facts = replace(node.facts, weights=(*node.facts.weights, weights))
+            case StepKind.START if step.launch is not None:
+                state = "doomed" if self.fails(step) else "pending"
+                node.shards[step.launch.shard] = shard_report(step.launch, state, since=self.now)
+            case StepKind.DRAIN:
+                self._set(step, "draining")
+            case StepKind.STOP if step.shard in node.shards:
+                self._set(step, "stopping")
+            case StepKind.FORGET:
+                node.shards.pop(step.shard or "", None)
+            case _:
+                pass
+
+    def _set(self, step: Step, state: str) -> None:
+        node = self.nodes[step.node or ""]
+        shard = node.shards[step.shard or ""]
+        node.shards[shard.shard] = replace(shard, state=state, since=self.now)
+
+    def advance(self) -> None:
+        """Every agent gets one state further."""
+        self.now += timedelta(seconds=10)
+        onward = {
+            "pending": "loading",
+            "loading": "ready",
+            "draining": "stopping",
+            "stopping": "stopped",
+            "doomed": "failed",
+        }
+        for node in self.nodes.values():
+            for key, shard in node.shards.items():
+                state = onward.get(shard.state, shard.state)
+                node.shards[key] = replace(shard, state=state, since=self.now)
+                if state == "failed" and shard.state == "doomed":
+                    node.shards[key] = replace(
+                        node.shards[key],
+                        reason="gave up",
+                        last_error="engine exited by itself with code 1: bad flag",
+                        started=self.now,
+                        attempts=6,
+                        last_exit=Exit(at=self.now, code=1, last_lines=("loading", "ValueError: bad flag")),
+                    )
+
+    def ready(self, model: str) -> int:
+        return sum(
+            1
+            for node in self.nodes.values()
+            for shard in node.shards.values()
+            if shard.model == model and shard.state == "ready" and shard.rank == 0
+        )
+
+
+def fleet(wanted: Desired, nodes: Iterable[NodeState]) -> Fleet:
+    return Fleet(desired=wanted, nodes={node.name: node for node in nodes})
