@@ -386,19 +386,21 @@ def join_cgroup(path: str | None, pid: int) -> str | None:
     """Membership is proof of what belongs to the shard, nothing more: no controller is ever enabled."""
     if not path:
         return None
-    try:
-        os.makedirs(path, 0o755, exist_ok=True)
-        with open(os.path.join(path, "cgroup.procs"), "w") as file:
-            file.write(str(pid))
-    except OSError:
-        return None
-    return path
+    for _ in range(3):  # the end of another shard may take the folder away in between
+        if attempt(os.makedirs, path, 0o755, True) and attempt(enter_cgroup, path, pid):
+            return path
+    return None
+
+
+def enter_cgroup(path: str, pid: int) -> None:
+    with open(os.path.join(path, "cgroup.procs"), "w") as file:
+        file.write(str(pid))
 
 
 def remove_cgroup(status: dict[str, Any]) -> None:
     """Fails while another process of the shard is in it, as it should."""
-    if status.get("cgroup"):
-        attempt(os.rmdir, status["cgroup"])
+    if status.get("cgroup") and attempt(os.rmdir, status["cgroup"]):
+        attempt(os.rmdir, os.path.dirname(status["cgroup"]))
 
 
 if __name__ == "__main__":

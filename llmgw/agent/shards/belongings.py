@@ -21,7 +21,7 @@ class Belongings:
 
     def __init__(self, *, status_folder: Path, place: Path | None, tag: str, boot_id: str) -> None:
         self._folder = status_folder
-        self._place = place
+        self.place = place
         self._tag = tag
         self._boot = boot_id
 
@@ -29,7 +29,7 @@ class Belongings:
         return {SHARD_MARK: shard, AGENT_MARK: self._tag}
 
     def cgroup(self, shard: str) -> Path | None:
-        return None if self._place is None else self._place / shard
+        return None if self.place is None else self.place / shard
 
     def statuses(self, shard: str) -> dict[str, Status]:
         """By process."""
@@ -75,7 +75,7 @@ class Belongings:
             return None
         group = proc.control_group(pid) or ""
         head, mark, tail = group.partition(f"/llmgw-{self._tag}/")
-        if mark and self._place is not None and (head == "" or str(self._place.parent).endswith(head)):
+        if mark and self.place is not None and (head == "" or str(self.place.parent).endswith(head)):
             return tail.split("/", 1)[0]
         line = set(self._ancestors(one))
         for shard, _, status in self._all():

@@ -33,12 +33,13 @@ def own_place(tag: str) -> Path | None:
     base = top if os.geteuid() == 0 else top / own.lstrip("/")
     place = base / f"llmgw-{tag}"
     try:
+        # Only tried out: a shard's first process makes it, its last one's end removes it.
         place.mkdir(exist_ok=True)
-        (place / "probe").mkdir(exist_ok=True)
-        (place / "probe").rmdir()
     except OSError as wrong:
         log.info("control groups can't be used as proof of ownership: %s: %s", place, wrong.strerror)
         return None
+    with contextlib.suppress(OSError):
+        place.rmdir()
     return place
 
 
@@ -64,7 +65,8 @@ def kill(group: Path) -> bool:
 
 
 def remove_empty(group: Path) -> None:
-    """From the bottom up; a group with members stays."""
-    for folder, _, _ in os.walk(group, topdown=False):
+    """From the bottom up, and the agent's own place with the last of them; a group with members stays."""
+    folders = [Path(folder) for folder, _, _ in os.walk(group, topdown=False)]
+    for folder in (*folders, group.parent):
         with contextlib.suppress(OSError):
-            Path(folder).rmdir()
+            folder.rmdir()

@@ -87,6 +87,8 @@ class Shards:
             self._around.events(reports.problem(shard, self._unreadable[shard]))
             if SAFE_SHARD.match(shard) and shard not in self._shards:
                 self._begin(self._orphan(shard, self._unreadable[shard]))
+        # A report may not show what an earlier agent knew of an engine that has died since.
+        await asyncio.gather(*(shard.settled() for shard in self._shards.values()))
         if self._around.settings.housekeeping:
             self._housekeeping = asyncio.ensure_future(self._keep_house(self._around.settings.housekeeping))
 

@@ -31,9 +31,18 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class ShimSpawner:
-    """``work`` is the agent's work directory; python runs the shims, the agent's own by default."""
+    """``work`` is the agent's work directory; ``python`` runs the shims, the agent's own by default. Without
+    ``control_groups`` the weaker proofs must do, as on machines that have none to write to."""
 
-    def __init__(self, work: Path, *, clock: Clock, python: str = sys.executable, shim: Path = SHIM) -> None:
+    def __init__(
+        self,
+        work: Path,
+        *,
+        clock: Clock,
+        python: str = sys.executable,
+        shim: Path = SHIM,
+        control_groups: bool = True,
+    ) -> None:
         self._work = work
         self._clock = clock
         self._python = python
@@ -43,7 +52,7 @@ class ShimSpawner:
         self._statuses = work / "status"
         self._belongings = Belongings(
             status_folder=self._statuses,
-            place=cgroups.own_place(self._tag),
+            place=cgroups.own_place(self._tag) if control_groups else None,
             tag=self._tag,
             boot_id=self._boot,
         )
@@ -51,6 +60,11 @@ class ShimSpawner:
     @property
     def boot_id(self) -> str:
         return self._boot
+
+    @property
+    def control_group(self) -> Path | None:
+        """Where its shards' groups are made; None: other proofs must do."""
+        return self._belongings.place
 
     async def spawn(self, order: Order) -> Running:
         what = f"starting process {order.process} of shard {order.shard}"

@@ -43,7 +43,7 @@ class _Letter:
     """An event on its way to the table. ``turn`` is the activity's or the deadline's that it belongs to: what was
     overtaken by another says nothing any more. None: whenever it comes."""
 
-    event: Event
+    event: Event | None  # None: only to know that everything before it has been taken in
     turn: int | None = None
     taken: "asyncio.Future[None] | None" = None
 
@@ -107,6 +107,13 @@ class Shard:
         """Returns when the event has been taken in and what it means is on disk."""
         if manual:
             self._order = replace(self._order, manual=manual)
+        await self._taken_in(event)
+
+    async def settled(self) -> None:
+        """Returns when what it was begun with has been taken in."""
+        await self._taken_in(None)
+
+    async def _taken_in(self, event: Event | None) -> None:
         taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._inbox.put_nowait(_Letter(event=event, taken=taken))
         assert self._main is not None, "begun before it is told anything"
@@ -128,7 +135,8 @@ class Shard:
         while True:
             letter = await self._inbox.get()
             try:
-                if letter.turn is None or letter.turn in (self._turn, self._timer_turn):
+                timely = letter.turn is None or letter.turn in (self._turn, self._timer_turn)
+                if timely and letter.event is not None:
                     await self._advance(letter.event)
             except Exception:
                 # One event that could not be taken in must not end the watch over a running engine.
