@@ -107,7 +107,9 @@ class AgentProcess:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         number = signal.SIGTERM
+        last: Holder | None = None
         while (holder := self.holder()) is not None:
+            last = holder
             late = loop.time() - begun
             if late > 2 * STOP_WITHIN:
                 raise StalledError(
@@ -118,10 +120,9 @@ class AgentProcess:
             if _is(holder):
                 with suppress(ProcessLookupError):
                     os.kill(holder.pid, number)
-                reap(holder.pid)
             await asyncio.sleep(POLL)
-            if holder.pid:
-                reap(holder.pid)
+        if last is not None:
+            await _bury(last.pid, until=begun + 2 * STOP_WITHIN)
 
     def log_tail(self) -> str:
         """The last lines of its log, for an error that must explain itself."""
@@ -152,3 +153,14 @@ def reap(pid: int) -> int | None:
     except ChildProcessError:
         return None
     return os.waitstatus_to_exitcode(status) if done else None
+
+
+async def _bury(pid: int, *, until: float) -> None:
+    """The lock goes a moment before the process does; one that we started is ours to wait for, others are not."""
+    while asyncio.get_running_loop().time() < until:
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                return
+        except ChildProcessError:
+            return
+        await asyncio.sleep(POLL / 10)
