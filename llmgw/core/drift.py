@@ -27,17 +27,17 @@ def _node(recorded: NodeRecord, view: NodeView | None) -> Iterator[Drift]:
     address = f"node/{recorded.name}"
     boot = view.report.agent.boot_id
     if recorded.boot_id and boot and recorded.boot_id != boot:
-        text = f"was restarted since serial it was last recorded (boot {boot[:8]})"
+        text = f"the machine was restarted (its boot is {boot[:8]} now)"
         yield Drift(address=address, keyword="rebooted", text=text, node=recorded.name)
     if recorded.facts is None or view.facts is None:
         return
     before = {gpu.uuid: gpu for gpu in recorded.facts.gpus}
     now = {gpu.uuid: gpu for gpu in view.facts.gpus}
     if lost := sorted(before.keys() - now.keys()):
-        text = f"{plural(len(lost), 'GPU')} of {len(before)} are not there any more: {names(lost)}"
+        text = f"{len(lost)} of {plural(len(before), 'GPU')} gone: {names(lost)}"
         yield Drift(address=address, keyword="gpus-lost", text=text, node=recorded.name)
     if came := sorted(now.keys() - before.keys()):
-        text = f"{plural(len(came), 'GPU')} came: {names(came)}"
+        text = f"{plural(len(came), 'new GPU')}: {names(came)}"
         yield Drift(address=address, keyword="gpus-found", text=text, node=recorded.name)
     for uuid, gpu in now.items():
         if uuid in before and gpu.health and gpu.health != before[uuid].health:

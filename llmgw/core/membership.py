@@ -41,7 +41,7 @@ def _bare(round_: Round, view: NodeView) -> None:
 def _unreachable(round_: Round, view: NodeView) -> None:
     why = view.error or "no answer"
     held = _replicas_on(round_, view.name)
-    runs = f"; {names(held)} keep what they hold" if held else ""
+    runs = f"; what runs there keeps what it holds: {names(held)}" if held else ""
     _block(round_, view, "unreachable", f"can't be reached: {why}; nothing is done there{runs}")
 
 

@@ -142,17 +142,25 @@ def _settle_ordinal(round_: Round, stand: Standing, ordinal: int) -> Want | None
     return None
 
 
-def _let_go(round_: Round, stand: Standing, copies: list[Copy], *, reason: str) -> None:
+def _let_go(
+    round_: Round, stand: Standing, copies: list[Copy], *, reason: str, keyword: str = "replaced"
+) -> None:
     """Departures that an earlier pass began, and copies that are of no use to anybody."""
     for copy in copies:
         stand.moving = True
-        remove(round_, copy, keyword="replaced", reason=reason, where=stand.model.where)
+        remove(round_, copy, keyword=keyword, reason=reason, where=stand.model.where)
 
 
 def _retire(round_: Round, stand: Standing, target: Copy, olds: list[Copy]) -> None:
     """The new one is ready: published, then the old ones drain and stop."""
     if target.replica.id in stand.adopted:
         return
+    if stand.held is not None:
+        failed = [old for old in olds if old.replica.spec_digest == stand.held.spec_digest]
+        olds = [old for old in olds if old not in failed]
+        _let_go(
+            round_, stand, failed, keyword="held", reason=f"its spec is held; {target.replica.id} serves on"
+        )
     if not olds:
         round_.told.unchanged += 1
         return
@@ -291,7 +299,7 @@ def _need_new(
     if stand.goal is None:
         # Held, and nothing to go back to: what has failed goes, what serves stays.
         useless = [old for old in olds if old.state.health is Health.FAILED]
-        _let_go(round_, stand, leaving + useless, reason="its spec is held")
+        _let_go(round_, stand, leaving + useless, keyword="held", reason="its spec is held")
         return None
     useless = [old for old in olds if old is not keep]
     _let_go(round_, stand, leaving + useless, reason="it is not what Git asks for")

@@ -264,7 +264,7 @@ class StepBook:
         before = f"bootstrap {job.node}"
         return self.add(
             Step(
-                id=f"{'install' if is_install else 'fetch'} {job.spec.job} on {job.node}",
+                id=f"{job.spec.job} on {job.node}",
                 kind=StepKind.INSTALL if is_install else StepKind.FETCH,
                 node=job.node,
                 model=model,
