@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from llmgw.core.amounts import size, span
 from llmgw.model.ids import parse_replica_id, parse_shard_id
-from llmgw.model.plan import AWAITS, Plan, Step, StepKind, StepOutcome, StepResult
+from llmgw.model.plan import Plan, Step, StepKind, StepOutcome, StepResult
 from llmgw.model.report import JobReport, JobState, ShardReport, ShardState
 from llmgw.wire.messages import WatchEvent
 
@@ -24,8 +24,6 @@ _BEGUN: Mapping[StepKind, str] = {
 _WAITING: Mapping[StepKind, str] = {
     StepKind.AWAIT_JOBS: "waiting for what it needs",
     StepKind.AWAIT_READY: "waiting to be ready",
-    StepKind.AWAIT_DRAINED: "finishing its last requests",
-    StepKind.AWAIT_STOPPED: "stopping",
 }
 _ENDED = frozenset({JobState.DONE.value, JobState.FAILED.value, JobState.CANCELLED.value})
 LINE = 60
@@ -79,18 +77,20 @@ class Board:
     # ---- what is told ------------------------------------------------------------------------------
 
     def planned(self, plan: Plan) -> None:
-        """Rows for every replica that is started or stopped; those of an earlier pass stay."""
+        """Rows for every replica that is started; those of an earlier pass stay."""
         for step in plan.steps:
-            if step.replica is None or step.node is None:
-                continue
-            row = self.rows.get(step.replica)
-            if row is None:
-                row = Row(label=_label(step), node=step.node, since=self._now())
-                self.rows[step.replica] = row
             if step.launch is not None:
-                row.needs = frozenset(step.launch.needs)
+                self._row(step).needs = frozenset(step.launch.needs)
+
+    def _row(self, step: Step) -> Row:
+        name = step.replica or step.id
+        if name not in self.rows:
+            self.rows[name] = Row(label=_label(step), node=step.node or "", since=self._now())
+        return self.rows[name]
 
     def step(self, step: Step, result: StepResult | None) -> None:
+        if result is None and step.kind in (StepKind.DRAIN, StepKind.STOP):
+            self._row(step).over = False
         for row in self._rows_of(step):
             if result is None:
                 self._stage(row, _BEGUN.get(step.kind, ""))
@@ -98,7 +98,7 @@ class Board:
                 self._stage(
                     row, result.outcome.value, result.error, over=result.outcome is StepOutcome.FAILED
                 )
-            elif result.outcome is StepOutcome.DEFERRED and step.kind in AWAITS:
+            elif result.outcome is StepOutcome.DEFERRED and step.kind in _WAITING:
                 self._stage_if_new(row, _WAITING[step.kind])
 
     def seen(self, node: str, event: WatchEvent) -> None:

@@ -11,6 +11,7 @@ from llmgw.controller.passes.story import lower, sentence
 from llmgw.controller.passes.verdict import Verdict
 from llmgw.controller.repo.records import HistoryEntry
 from llmgw.core import render
+from llmgw.core.amounts import at
 from llmgw.core.status import Status, status
 from llmgw.model.ids import digest
 from llmgw.model.plan import Plan
@@ -87,15 +88,22 @@ def _status(known: Applied, observed: Observed, now: datetime) -> Status:
 
 
 def history_rows(entries: Sequence[HistoryEntry], limit: int) -> str:
-    """One row a serial, by its newest commit: what was meant, then what came of it, then what happened later."""
-    rows: dict[str, tuple[str, str, str, str]] = {}
-    for entry in entries:
+    """One row a serial: what was commanded, and the last word on how it ended. What happened by itself has rows of its
+    own."""
+    rows: list[tuple[str, str, str, str]] = []
+    place: dict[str, int] = {}
+    for entry in entries:  # newest first
         trailers = dict(entry.trailers)
-        serial = trailers.get("Llmgw-Serial", "")
-        outcome = trailers.get("Llmgw-Outcome", "")
-        is_news = "Llmgw-Plan" not in trailers
-        name = f"{serial} {entry.version}" if is_news else serial
-        if name not in rows and (outcome or is_news or serial not in rows):
-            word = outcome or ("" if is_news else "not ended")
-            rows[name] = (serial, entry.at, word, entry.subject)
-    return render.history_text(list(rows.values())[:limit])
+        serial, outcome = trailers.get("Llmgw-Serial", ""), trailers.get("Llmgw-Outcome", "")
+        if "Llmgw-Plan" not in trailers:
+            rows.append((serial, _moment(entry.at), "", entry.subject))
+        elif serial not in place:
+            place[serial] = len(rows)
+            rows.append((serial, _moment(entry.at), outcome or "not ended", entry.subject))
+        elif outcome:  # the commit that tells what was commanded, older than the one that tells its end
+            rows[place[serial]] = (*rows[place[serial]][:3], entry.subject)
+    return render.history_text(rows[:limit])
+
+
+def _moment(iso: str) -> str:
+    return at(datetime.fromisoformat(iso)) if iso else ""

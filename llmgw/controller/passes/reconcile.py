@@ -141,8 +141,10 @@ async def _note_news(fleet: Fleet, prepared: Prepared) -> Record:
     if not weighty(before, record) and await _told_lately(fleet, now):
         return before
     news = (*sentences(before, record), *journal)
+    record, ended = _with_end(record, prepared, now)
+    message = news_message(news, record.last_pass, ended=ended)
     try:
-        await fleet.store.write(record, after=stored.version, message=news_message(news, record.last_pass))
+        await fleet.store.write(record, after=stored.version, message=message)
     except LostRaceError:
         return before  # somebody else has just written, and the agents can tell it all again
     return record
@@ -151,3 +153,12 @@ async def _note_news(fleet: Fleet, prepared: Prepared) -> Record:
 async def _told_lately(fleet: Fleet, now: datetime) -> bool:
     newest = await fleet.store.history(limit=1)
     return bool(newest and newest[0].at) and now - datetime.fromisoformat(newest[0].at) < NEWS_EVERY
+
+
+def _with_end(record: Record, prepared: Prepared, now: datetime) -> tuple[Record, bool]:
+    """When nothing is on its way any more, what the last pass set going has come to its end."""
+    last = record.last_pass
+    over = not prepared.plan.waiting and not prepared.plan.blocked
+    if last is None or last.outcome is not Outcome.ACCEPTED or not over:
+        return record, False
+    return replace(record, last_pass=replace(last, outcome=Outcome.DONE, ended=now)), True

@@ -152,11 +152,14 @@ def _became(result: StepResult | None) -> str:
             return "was not carried out"
 
 
-def news_message(news: Sequence[str], passed: PassRecord | None) -> str:
-    """A commit by itself for what happened without anybody commanding it."""
+def news_message(news: Sequence[str], passed: PassRecord | None, *, ended: bool = False) -> str:
+    """A commit by itself for what happened without anybody commanding it. ``ended``: with it, what the last pass had set
+    going is done."""
     more = f" (and {len(news) - 1} more)" if len(news) > 1 else ""
     subject = f"{shortened(news[0], SUBJECT_LENGTH)}{more}" if news else "Note what was found"
     details = [f"- {line}" for line in news[:LINES]] if len(news) > 1 else []
+    if ended:
+        return _message(subject, details, passed=passed)
     return _message(subject, details, trailers_of=passed)
 
 
@@ -184,9 +187,15 @@ def happened(observed: Observed) -> tuple[str, ...]:
     ]
     entries.sort(key=lambda item: (item[1].at, item[0], item[1].number))
     return tuple(
-        shortened(f"{entry.at:%Y-%m-%d %H:%M:%S} {name}: {entry.subject}: {entry.text}", LINE_LENGTH)
+        shortened(
+            f"{entry.at:%Y-%m-%d %H:%M:%S} {name}: {_about_entry(name, entry)}{entry.text}", LINE_LENGTH
+        )
         for name, entry in entries
     )
+
+
+def _about_entry(node: str, entry: JournalEntry) -> str:
+    return "" if entry.subject in ("", node) else f"{entry.subject}: "
 
 
 def _changes(plan: Plan) -> list[str]:
