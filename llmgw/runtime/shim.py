@@ -203,12 +203,27 @@ def become_engine(order: dict[str, Any], go: int, told: int) -> NoReturn:
         os.dup2(log, 2)
         keep_nothing_open()
         env = {**order["env"], "SPT_NOENV": "1", "LLMGW_SHARD": order["shard"]}
-        os.execvpe(order["argv"][0], order["argv"], env)  # noqa: S606 - no shell is the point
+        execute(order["argv"], env)
     except BaseException as wrong:  # noqa: BLE001 - whatever it is, the parent must hear of it
         reason = getattr(wrong, "strerror", None) or f"{type(wrong).__name__}: {wrong}"
         os.write(told, f"{doing}: {reason}".encode()[:4000])
     finally:
         os._exit(127)
+
+
+def execute(argv: list[str], env: dict[str, str]) -> NoReturn:
+    """By the PATH of the engine's own environment. Not os.execvpe: it imports modules, and the engine's user may not
+    be allowed to read them."""
+    name = argv[0]
+    wrong: OSError = FileNotFoundError(2, "No such file or directory")
+    for folder in [""] if "/" in name else env.get("PATH", "/usr/bin:/bin").split(":"):
+        try:
+            os.execve(os.path.join(folder, name), argv, env)  # noqa: S606 - no shell is the point
+        except (FileNotFoundError, NotADirectoryError):  # noqa: PERF203 - a handful of folders
+            continue
+        except OSError as refused:
+            wrong = refused  # it is there and can't be executed: that says more than its absence elsewhere
+    raise wrong
 
 
 def make_home(home: str, user: dict[str, Any] | None) -> None:

@@ -1,0 +1,24 @@
+import pytest
+
+from llmgw.agent.shards import late
+from llmgw.model.problems import StalledError
+from tests.agent.shards.rig import spec
+
+
+def test_values_are_put_in_once_and_a_doubled_dollar_is_one() -> None:
+    known = {"home": "/h", "key": "${home}$$"}
+    assert late.expand("a ${home} $$5 ${key} $HOME", known) == "a /h $5 ${home}$$ $HOME"
+
+
+def test_a_value_that_is_not_there_is_named_and_no_other_is_shown() -> None:
+    with pytest.raises(StalledError, match=r"\$\{weights\} has no value") as missing:
+        late.expand("${key} ${weights}", {"key": "s3cret"})
+    assert "s3cret" not in str(missing.value)
+
+
+def test_names_outside_the_list_are_found_wherever_they_stand() -> None:
+    launch = spec(
+        argv=("x", "${gpu.indices}", "${nope}"), env={"A": "${secret:T}", "B": "${PATH}", "C": "$${fine}"}
+    )
+    assert late.unknown(launch) == ("PATH", "nope")
+    assert late.secrets_used(launch) == {"T"}

@@ -1,0 +1,78 @@
+import asyncio
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llmgw.agent.disk import FileDisk
+from llmgw.model.problems import StalledError
+
+
+def test_files_are_written_whole_with_their_mode_and_read_back(tmp_path: Path) -> None:
+    disk = FileDisk(tmp_path)
+
+    async def story() -> None:
+        await disk.write("shards/a.json", b"1")
+        await disk.write("shards/a.json", b"2")
+        await disk.write("shards/deep/b.json", b"3")
+        assert await disk.read_all("shards") == {"a.json": b"2"}
+        assert await disk.read_all("nothing") == {}
+        await disk.remove("shards/a.json")
+        await disk.remove("shards/a.json")
+        assert await disk.read_all("shards") == {}
+        await disk.remove_folder("shards")
+        await disk.remove_folder("shards")
+
+    asyncio.run(story())
+    assert not list(tmp_path.iterdir())
+
+
+def test_modes_do_not_depend_on_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        asyncio.run(FileDisk(tmp_path).write("shards/a.json", b"secret"))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "shards/a.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "shards").stat().st_mode) == 0o700
+
+
+def test_what_a_crash_has_cut_off_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards/.a.json.new").write_bytes(b"half")
+    assert asyncio.run(FileDisk(tmp_path).read_all("shards")) == {}
+
+
+def test_a_refusing_disk_names_the_file_and_the_old_one_stays(full: Path) -> None:
+    disk = FileDisk(full)
+    asyncio.run(disk.write("shards/a.json", b"old"))
+    with pytest.raises(StalledError, match=r"writing .*/shards/a\.json: No space left on device: free space"):
+        asyncio.run(disk.write("shards/a.json", b"x" * 4 * 1024 * 1024))
+    assert asyncio.run(disk.read_all("shards")) == {"a.json": b"old"}
+    assert [path.name for path in (full / "shards").iterdir()] == ["a.json"]
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if os.geteuid() != 0 or os.system(f"mount -t tmpfs -o size=1m none {folder} 2>/dev/null") != 0:
+        pytest.skip("needs the right to mount a small file system")
+    try:
+        yield folder
+    finally:
+        os.system(f"umount {folder}")
+
+
+def test_links_are_removed_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "keep").touch()
+    home = tmp_path / "work/home"
+    home.mkdir(parents=True)
+    (home / "link").symlink_to(outside)
+    asyncio.run(FileDisk(tmp_path / "work").remove_folder("home"))
+    assert (outside / "keep").exists()
