@@ -1,10 +1,9 @@
 """Asks a program with a deadline, because drivers in trouble hang; its answer is bounded."""
 
 import asyncio
-import os
-import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+
+from llmgw.agent.children import end_session
 
 MAX_OUTPUT = 4 * 1024 * 1024
 
@@ -29,7 +28,7 @@ async def ask_program(argv: Sequence[str], *, env: Mapping[str, str], deadline: 
     except asyncio.TimeoutError:
         raise AskError(f"{argv[0]} gave no answer within {deadline:.0f} s") from None
     finally:
-        await _end(process)
+        await end_session(process)
     if process.returncode != 0:
         why = (err or out).decode(errors="replace").strip()[-300:]
         raise AskError(f"{argv[0]} ended with {process.returncode}: {why}")
@@ -39,7 +38,13 @@ async def ask_program(argv: Sequence[str], *, env: Mapping[str, str], deadline: 
 async def _read(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
     assert process.stdout is not None
     assert process.stderr is not None
-    out, err = await asyncio.gather(_bounded(process.stdout), _bounded(process.stderr))
+    reading = [asyncio.ensure_future(_bounded(stream)) for stream in (process.stdout, process.stderr)]
+    try:
+        out, err = await asyncio.gather(*reading)
+    finally:
+        for task in reading:  # one that babbles must not leave the other reading
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
     await process.wait()
     return out, err
 
@@ -51,12 +56,3 @@ async def _bounded(stream: asyncio.StreamReader) -> bytes:
         if len(data) > MAX_OUTPUT:
             raise AskError(f"more than {MAX_OUTPUT} bytes of output")
     return bytes(data)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kills what still runs. A process that hangs in the kernel can't be killed: it is not waited for."""
-    if process.returncode is None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(process.wait(), timeout=1.0)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmgw.agent.children import end_session
 from llmgw.model.problems import StalledError
 
 MARKER = "LLMGW_JOB"
@@ -55,10 +56,7 @@ async def run_command(
         await _read_lines(process.stdout, kept, told)
         return Ended(code=await process.wait(), last_lines=tuple(kept))
     finally:
-        kill_session(process.pid)
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        await end_session(process)
 
 
 async def _read_lines(stream: asyncio.StreamReader, kept: "deque[str]", told: Callable[[str], None]) -> None:
@@ -78,12 +76,6 @@ def _keep(line: bytes, kept: "deque[str]", told: Callable[[str], None]) -> None:
     if text:
         kept.append(text)
         told(text)
-
-
-def kill_session(leader: int) -> None:
-    """SIGKILL to a process group that we started; nobody left is no error."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
 
 
 def kill_leftovers(marker: str, proc: Path = Path("/proc")) -> tuple[int, ...]:

@@ -121,7 +121,7 @@ class AgentProcess:
                 with suppress(ProcessLookupError):
                     os.kill(holder.pid, number)
             await asyncio.sleep(POLL)
-        if last is not None:
+        if last is not None and last.pid > 0:
             await _bury(last.pid, until=begun + 2 * STOP_WITHIN)
 
     def log_tail(self) -> str:
@@ -159,7 +159,7 @@ async def _bury(pid: int, *, until: float) -> None:
     """The lock goes a moment before the process does; one that we started is ours to wait for, others are not."""
     while asyncio.get_running_loop().time() < until:
         try:
-            if os.waitpid(pid, os.WNOHANG)[0]:
+            if os.waitpid(pid, os.WNOHANG)[0]:  # noqa: ASYNC222 - WNOHANG never waits
                 return
         except ChildProcessError:
             return

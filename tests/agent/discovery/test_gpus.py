@@ -1,0 +1,287 @@
+"""GPUs as the drivers tell them, with all their odd values; a driver that hangs or fails is a problem, not a failure."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmgw.agent.discovery import gpus as module
+from llmgw.agent.discovery.commands import AskError, ask_program
+from llmgw.agent.discovery.gpus import GpuDiscovery, GpuSample, gpu_class, read_nvidia_smi
+from llmgw.agent.sampling import Sampler
+from llmgw.model.facts import Facts
+
+MIB = 1024**2
+
+TWO = """\
+0, GPU-aaaa, NVIDIA H100 80GB HBM3, 81559, 479, 81022, 00000000:19:00.0, 9.0, 590.48.01
+1, GPU-bbbb, NVIDIA L40S, 46068, 0, 45596, 00000000:3B:00.0, 8.9, 590.48.01
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "mib", "known"),
+    [
+        ("NVIDIA H100 80GB HBM3", 81559, "h100-80g"),
+        ("NVIDIA L40S", 46068, "l40s-45g"),
+        ("NVIDIA H200", 143771, "h200-140g"),
+        ("NVIDIA A100-SXM4-80GB", 81920, "a100-80g"),
+        ("NVIDIA A100-SXM4-40GB", 40960, "a100-40g"),
+        ("Tesla T4", 15360, "t4-15g"),
+        ("NVIDIA GeForce RTX 4090", 24564, "rtx-4090-24g"),
+        ("NVIDIA RTX 6000 Ada Generation", 49140, "rtx-6000-ada-48g"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9984, "h100-mig-1g.10gb-10g"),
+        ("", 0, "gpu-0g"),
+    ],
+)
+def test_a_class_is_what_people_call_it_and_what_it_really_has(name: str, mib: int, known: str) -> None:
+    assert gpu_class(name, mib * MIB) == known
+
+
+def test_nvidia_smis_tables_are_read() -> None:
+    found = read_nvidia_smi(TWO, "GPU-aaaa, 4711, 412\nGPU-aaaa, 4712, [N/A]\n")
+    assert found["driver"] == "590.48.01"
+    assert [(gpu["uuid"], gpu["total"], gpu["free"]) for gpu in found["gpus"]] == [
+        ("GPU-aaaa", 81559 * MIB, 81022 * MIB),
+        ("GPU-bbbb", 46068 * MIB, 45596 * MIB),
+    ]
+    assert found["gpus"][0]["processes"] == [
+        {"pid": 4711, "memory": 412 * MIB},
+        {"pid": 4712, "memory": None},
+    ]
+    assert found["problems"] == []
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("0, [GPU is lost], NVIDIA L40S, [GPU is lost], x, x, x, x, x", "GPU 0: [GPU is lost]"),
+        ("Unable to determine the device handle for GPU0000:CB:00.0: Unknown Error", "Unable to determine"),
+    ],
+)
+def test_a_lost_gpu_is_a_problem_and_the_others_are_told(row: str, problem: str) -> None:
+    found = read_nvidia_smi(f"{row}\n{TWO.splitlines()[1]}\n", "")
+    assert [gpu["uuid"] for gpu in found["gpus"]] == ["GPU-bbbb"]
+    assert problem in found["problems"][0]
+
+
+def test_memory_that_the_driver_does_not_tell_is_a_reason_not_to_trust_the_gpu() -> None:
+    found = read_nvidia_smi("0, GPU-a, NVIDIA GB10, [N/A], [N/A], [N/A], 0F:01:00.0, 12.1, 580\n", "")
+    assert found["gpus"][0]["total"] is None
+
+
+def fake_smi(folder: Path, script: str) -> dict[str, str]:
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin"}
+
+
+def sample(discovery: GpuDiscovery, times: int = 1) -> GpuSample:
+    async def main() -> GpuSample:
+        found = GpuSample()
+        for _ in range(times):
+            found = await discovery.sample()
+        return found
+
+    return asyncio.run(main())
+
+
+def test_without_nvml_nvidia_smi_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "gpus").write_text(TWO)
+    script = f'case "$*" in *query-gpu*) cat {tmp_path}/gpus;; *) echo GPU-bbbb, $$, 100;; esac'
+    found = sample(GpuDiscovery(env=fake_smi(tmp_path, script)))
+    assert (found.source, found.driver, found.problems) == ("nvidia-smi", "590.48.01", ())
+    assert [gpu.gpu_class for gpu in found.gpus] == ["h100-80g", "l40s-45g"]
+    assert found.gpus[1].processes[0].memory == 100 * MIB
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        ("echo Failed to initialize NVML >&2; exit 9", "ended with 9: Failed to initialize NVML"),
+        ("sleep 600", "no answer within"),
+        ("exec yes", "bytes of output"),
+    ],
+)
+def test_a_driver_that_fails_hangs_or_babbles_is_a_problem(tmp_path: Path, script: str, problem: str) -> None:
+    found = sample(GpuDiscovery(env=fake_smi(tmp_path, script), deadline=2.0))
+    assert (found.source, found.gpus) == ("none", ())
+    assert problem in " ".join(found.problems)
+
+
+def test_a_machine_without_gpus_is_no_problem_and_is_not_asked_again_at_once(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    discovery = GpuDiscovery(env={"PATH": str(tmp_path)})
+
+    async def main() -> None:
+        assert await discovery.sample() == GpuSample()
+        fake_smi(tmp_path, f"echo x >> {asked}")
+        assert await discovery.sample() == GpuSample()
+
+    asyncio.run(main())
+    assert not asked.exists()
+
+
+def test_a_class_sticks_while_the_driver_only_counts_some_mib_differently(tmp_path: Path) -> None:
+    discovery = GpuDiscovery(env=fake_smi(tmp_path, f'case "$*" in *query-gpu*) cat {tmp_path}/gpus;; esac'))
+
+    def class_with(mib: int) -> str:
+        row = f"0, GPU-a, NVIDIA L40S, {mib}, 0, {mib}, x, 8.9, 590\n"
+        (tmp_path / "gpus").write_text(row)
+        return sample(discovery).gpus[0].gpu_class
+
+    assert class_with(45_600) == "l40s-45g"
+    assert class_with(45_500) == "l40s-45g"  # 44.4 GiB would round to 44
+    assert class_with(40_000) == "l40s-39g"
+
+
+FAKE_NVML = """
+class NVMLError(Exception): pass
+class NVMLError_LibraryNotFound(NVMLError): pass
+class NVMLError_DriverNotLoaded(NVMLError): pass
+NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = 0
+class M: total, used, free = 81559 * 2**20, 2**20, 81000 * 2**20
+class P: pid, usedGpuMemory = 1, 5
+class I: busId = b"00000000:19:00.0"
+def nvmlInit(): pass
+def nvmlDeviceGetCount(): return 2
+def nvmlDeviceGetHandleByIndex(i):
+    if i: raise NVMLError("GPU is lost")
+    return i
+def nvmlDeviceGetMemoryInfo(h): return M
+def nvmlDeviceGetCudaComputeCapability(h): return (9, 0)
+def nvmlDeviceGetPciInfo(h): return I
+def nvmlDeviceGetUUID(h): return "GPU-a"
+def nvmlDeviceGetName(h): return b"NVIDIA H100 80GB HBM3"
+def nvmlDeviceGetComputeRunningProcesses(h): return [P]
+def nvmlDeviceGetGraphicsRunningProcesses(h): raise NVMLError("not supported")
+def nvmlDeviceGetTotalEccErrors(*a): return 3
+def nvmlDeviceGetRemappedRows(h): return (0, 0, True, False)
+def nvmlDeviceGetMigMode(h): raise NVMLError("not supported")
+def nvmlSystemGetDriverVersion(): return "590"
+"""
+
+
+def test_nvml_is_read_in_a_child_with_health_and_what_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pynvml.py").write_text(FAKE_NVML)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = sample(GpuDiscovery(env={"PATH": "/usr/bin:/bin"}))
+    assert (found.source, found.driver) == ("nvml", "590")
+    assert "GPU 1: the GPU is lost" in found.problems[0]
+    [gpu] = found.gpus
+    assert (gpu.gpu_class, gpu.pci, gpu.compute_capability) == ("h100-80g", "00000000:19:00.0", "9.0")
+    assert gpu.health == (
+        "3 uncorrectable memory errors since the driver was loaded",
+        "broken memory rows wait for a reset of the GPU to be remapped",
+    )
+    assert [(process.pid, process.memory) for process in gpu.processes] == [(1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("init", "problem"),
+    [
+        ("raise NVMLError('version mismatch')", "version mismatch"),
+        ("import time; time.sleep(600)", "no answer within"),
+        ("raise NVMLError_LibraryNotFound('x')", ""),
+        ("import os; os._exit(7)", "ended with 7"),
+    ],
+)
+def test_nvml_that_fails_hangs_or_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str, problem: str
+) -> None:
+    (tmp_path / "pynvml.py").write_text(FAKE_NVML.replace("def nvmlInit(): pass", f"def nvmlInit(): {init}"))
+    monkeypatch.syspath_prepend(tmp_path)
+    found = sample(GpuDiscovery(env={"PATH": "/nowhere"}, deadline=2.0))
+    assert found.gpus == ()
+    assert problem in " ".join(found.problems)
+    assert bool(found.problems) == bool(problem)
+
+
+def test_the_child_imports_nothing_of_llmgw() -> None:
+    assert "import llmgw" not in module.CHILD.read_text()
+    assert "from llmgw" not in module.CHILD.read_text()
+
+
+def test_a_program_that_is_not_there_is_told_apart_from_one_that_fails() -> None:
+    async def main() -> None:
+        with pytest.raises(FileNotFoundError):
+            await ask_program(["no-such-program"], env={"PATH": "/bin"}, deadline=5)
+        with pytest.raises(AskError, match="ended with 3"):
+            await ask_program([sys.executable, "-c", "raise SystemExit(3)"], env={}, deadline=20)
+        out = await ask_program([sys.executable, "-c", "print(1)"], env={}, deadline=20)
+        assert json.loads(out) == 1
+
+    asyncio.run(main())
+
+
+# ---- sampling --------------------------------------------------------------------------------------------
+
+
+def sampling(test: Callable[[], Any]) -> None:
+    asyncio.run(asyncio.wait_for(test(), timeout=20))
+
+
+def test_however_many_ask_the_node_is_looked_at_once() -> None:
+    looks = 0
+
+    async def look() -> Facts:
+        nonlocal looks
+        looks += 1
+        await asyncio.sleep(0.01)
+        return Facts(hostname=str(looks))
+
+    async def main() -> None:
+        sampler = Sampler(look)
+        told = await asyncio.gather(*(sampler.facts(max_age=5) for _ in range(5)))
+        assert {facts.hostname for facts in told} == {"1"}
+        assert (await sampler.facts(max_age=60)).hostname == "1"
+        assert (await sampler.facts(max_age=-1)).hostname == "2"
+        await sampler.close()
+
+    sampling(main)
+
+
+def test_a_look_that_hangs_does_not_hold_up_a_report_and_is_told() -> None:
+    hang = asyncio.Event()
+
+    async def look() -> Facts:
+        await hang.wait()
+        return Facts(hostname="late")
+
+    async def main() -> None:
+        sampler = Sampler(look, patience=0.05)
+        facts = await sampler.facts(max_age=5)
+        assert facts.hostname == ""
+        assert "takes longer than" in facts.problems[0]
+        hang.set()
+        assert (await sampler.facts(max_age=5)).hostname == "late"
+        await sampler.close()
+
+    sampling(main)
+
+
+def test_facts_are_kept_fresh_by_themselves() -> None:
+    seen = asyncio.Event()
+    looks = 0
+
+    async def look() -> Facts:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            seen.set()
+        return Facts()
+
+    async def main() -> None:
+        sampler = Sampler(look, every=0.001)
+        sampler.start()
+        await asyncio.wait_for(seen.wait(), timeout=10)
+        await sampler.close()
+
+    sampling(main)
