@@ -1,0 +1,183 @@
+"""What the record says before a pass, after it, and when something only happened."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+from llmgw.core import recording
+from llmgw.model.desired import Desired, DesiredModel
+from llmgw.model.manifest import GIB
+from llmgw.model.plan import Step, StepKind, StepOutcome, StepResult
+from llmgw.model.record import Outcome, ReplicaPhase
+from llmgw.model.report import Exit, Reach
+from tests.core.builders import KEY, NodeState, a_pass, desired, facts, gpu, model, node
+from tests.core.fleets import Fleet, fleet
+
+
+def box(name: str = "gpu01", *, gpus: int = 2) -> NodeState:
+    return NodeState(name, facts(name, gpus=gpus))
+
+
+def lab(*models: DesiredModel) -> Desired:
+    return desired([node("gpu01")], models)
+
+
+def settled(wanted: Desired, *states: NodeState) -> Fleet:
+    world = fleet(wanted, states)
+    world.settle()
+    return world
+
+
+def begun(world: Fleet) -> tuple[Fleet, list[Step]]:
+    made, seen = world.plan(), world.observe()
+    intent = recording.begin(world.record, world.desired, made, seen, pass_record=a_pass(1, world.now))
+    world.record = intent
+    return world, list(made.steps)
+
+
+def test_the_intent_names_every_replica_before_it_is_started() -> None:
+    world = fleet(lab(model("chat", replicas=2)), [box()])
+    begun(world)
+    record = world.record
+    assert record.serial == 1
+    assert record.key_id == KEY
+    assert record.commit == world.desired.commit
+    assert [replica.phase for replica in record.replicas.values()] == [ReplicaPhase.STARTING] * 2
+    assert record.models["chat"].placements == {"0": 1, "1": 1}
+    assert record.nodes["gpu01"].facts is not None
+    assert not record.endpoints
+    assert {replica.origin.serial for replica in record.replicas.values()} == {1}
+
+
+def test_what_only_a_later_pass_can_do_is_not_recorded_yet() -> None:
+    world = settled(lab(model("chat")), box(gpus=1))
+    world.desired = lab(model("chat", args=("--new",)))
+    begun(world)
+    assert [replica.phase for replica in world.record.replicas.values()] == [ReplicaPhase.DRAINING]
+    assert [endpoint.state for endpoint in world.record.endpoints] == ["draining"]
+    assert world.record.replicas[next(iter(world.record.replicas))].draining_since == world.now
+
+
+def test_a_start_that_was_refused_is_not_left_as_running() -> None:
+    world = fleet(lab(model("chat")), [box()])
+    world.refuses = lambda step: step.kind is StepKind.START
+    world.one_pass()
+    record = world.record
+    assert not record.replicas
+    assert record.models["chat"].placements == {"0": 1}, "its number is used up"
+    assert record.last_pass is not None
+    assert record.last_pass.outcome is Outcome.PARTIAL
+    assert "refused by the test" in record.last_pass.errors[0]
+    world.refuses = lambda _: False
+    world.settle()
+    assert [replica.n for replica in world.record.replicas.values()] == [2]
+
+
+def test_a_start_whose_answer_never_came_stays_recorded() -> None:
+    world = fleet(lab(model("chat")), [box()])
+    made, seen = world.plan(), world.observe()
+    intent = recording.begin(world.record, world.desired, made, seen, pass_record=a_pass())
+    results = {step.id: StepResult(outcome=StepOutcome.UNKNOWN) for step in made.steps}
+    after = recording.end(intent, made, results, seen, now=world.now)
+    assert len(after.replicas) == 1
+    assert after.last_pass is not None
+    assert after.last_pass.outcome is Outcome.PARTIAL
+
+
+def test_a_start_that_nobody_answers_for_was_never_there() -> None:
+    world = fleet(lab(model("chat")), [box()])
+    made, seen = world.plan(), world.observe()
+    intent = recording.begin(world.record, world.desired, made, seen, pass_record=a_pass())
+    assert not recording.end(intent, made, {}, seen, now=world.now).replicas
+
+
+def test_a_drain_that_failed_is_taken_back() -> None:
+    world = settled(lab(model("chat"), model("old")), box())
+    world.desired = lab(model("chat"))
+    world.refuses = lambda step: step.kind is StepKind.DRAIN
+    world.one_pass()
+    assert {replica.phase for replica in world.record.replicas.values()} == {ReplicaPhase.SERVING}
+    assert len(world.record.endpoints) == 2
+
+
+def test_a_node_whose_first_agent_could_not_be_installed_is_no_node_yet() -> None:
+    world = fleet(lab(model("chat")), [NodeState("gpu01", facts("gpu01"), reach=Reach.NO_AGENT)])
+    world.refuses = lambda step: step.kind is StepKind.BOOTSTRAP
+    world.one_pass()
+    assert not world.record.nodes
+    world.refuses = lambda _: False
+    world.settle()
+    assert world.record.nodes["gpu01"].agent_version == "0.1.0"
+
+
+def test_ready_is_news_and_folding_it_twice_changes_nothing() -> None:
+    world = fleet(lab(model("chat")), [box()])
+    world.one_pass()
+    world.advance()
+    world.advance()
+    seen = world.observe()
+    once = recording.observe(world.record, seen, world.now)
+    assert [replica.phase for replica in once.replicas.values()] == [ReplicaPhase.SERVING]
+    assert once.models["chat"].last_good == world.desired.models["chat"].spec_digest
+    assert [endpoint.state for endpoint in once.endpoints] == ["ready"]
+    assert recording.observe(once, seen, world.now + timedelta(hours=1)) is once
+
+
+def test_what_changes_by_itself_every_minute_is_no_news() -> None:
+    world = settled(lab(model("chat")), box())
+    state = world.nodes["gpu01"]
+    busy = replace(gpu("gpu01", 0), memory_used=70 * GIB, memory_free=10 * GIB)
+    state.facts = replace(
+        state.facts, gpus=(busy, *state.facts.gpus[1:]), memory_available=5, listening=(18000,)
+    )
+    assert recording.observe(world.record, world.observe(), world.now) is world.record
+
+
+def test_an_engine_that_died_is_no_longer_an_endpoint_and_its_exit_is_kept() -> None:
+    world = settled(lab(model("chat")), box())
+    state = world.nodes["gpu01"]
+    (key,) = state.shards
+    end = Exit(at=world.now, signal=9, out_of_memory=True)
+    state.shards[key] = replace(state.shards[key], state="backoff", last_exit=end)
+    seen = recording.observe(world.record, world.observe(), world.now)
+    assert not seen.endpoints
+    (replica,) = seen.replicas.values()
+    assert replica.last_exit == end
+    assert replica.phase is ReplicaPhase.SERVING
+
+
+def test_since_when_a_node_is_unreachable_is_kept_until_it_answers() -> None:
+    world = settled(lab(model("chat")), box())
+    world.nodes["gpu01"].reach = Reach.UNREACHABLE
+    first = recording.observe(world.record, world.observe(), world.now)
+    later = recording.observe(first, world.observe(), world.now + timedelta(hours=1))
+    assert later.nodes["gpu01"].unreachable_since == world.now
+    world.nodes["gpu01"].reach = Reach.OK
+    assert recording.observe(later, world.observe(), world.now).nodes["gpu01"].unreachable_since is None
+
+
+def test_a_removed_model_is_dropped_with_its_last_replica() -> None:
+    world = settled(lab(model("chat"), model("old")), box())
+    world.desired = lab(model("chat"))
+    world.one_pass()
+    assert world.record.models["old"].removed
+    world.settle()
+    assert set(world.record.models) == {"chat"}
+
+
+def test_a_removed_model_without_replicas_is_dropped_at_once() -> None:
+    world = settled(lab(model("chat"), model("idle", replicas=0)), box())
+    world.desired = lab(model("chat"))
+    world.settle()
+    assert set(world.record.models) == {"chat"}
+
+
+def test_a_renamed_model_keeps_its_replicas_their_ids_and_its_counts() -> None:
+    world = settled(lab(model("chat", served_name="chat")), box())
+    before = set(world.record.replicas)
+    old = world.desired.models["chat"]
+    world.desired = lab(replace(old, name="talk", renamed_from="chat"))
+    world.settle()
+    assert set(world.record.models) == {"talk"}
+    assert world.record.models["talk"].id_prefix == "chat"
+    assert set(world.record.replicas) == before
+    assert {endpoint.model for endpoint in world.record.endpoints} == {"talk"}

@@ -1,0 +1,467 @@
+"""From old to new, one situation a test: what is kept, what goes, what waits, and what a later pass takes up."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+from llmgw.core import recording
+from llmgw.model.desired import Desired, DesiredModel
+from llmgw.model.ids import digest
+from llmgw.model.manifest import GIB, PlacementRules, Rollout, Size, Source
+from llmgw.model.plan import Action, Plan, Step, StepKind
+from llmgw.model.record import ReplicaPhase
+from llmgw.model.report import JobReport, Reach
+from tests.core.builders import NOW, NodeState, a_pass, desired, facts, model, node, profile
+from tests.core.fleets import Fleet, fleet
+
+
+def box(name: str = "gpu01", *, gpus: int = 2) -> NodeState:
+    return NodeState(name, facts(name, gpus=gpus))
+
+
+def lab(*models: DesiredModel, nodes: tuple[str, ...] = ("gpu01",)) -> Desired:
+    return desired([node(name) for name in nodes], models)
+
+
+def settled(wanted: Desired, *states: NodeState) -> Fleet:
+    world = fleet(wanted, states)
+    world.settle()
+    return world
+
+
+def kinds(made: Plan) -> list[StepKind]:
+    return [step.kind for step in made.steps]
+
+
+def keywords(made: Plan) -> list[str]:
+    return [change.keyword for change in made.changes]
+
+
+def only_replica(world: Fleet, name: str) -> str:
+    (found,) = (replica.id for replica in world.record.replicas.values() if replica.model == name)
+    return found
+
+
+def new_model(**spec: object) -> DesiredModel:
+    return model("chat", None, args=("--new",), **spec)
+
+
+# ---- create before destroy, destroy before create ----------------------------------------------------
+
+
+def test_the_old_one_is_drained_only_after_the_new_one_is_published() -> None:
+    world = settled(lab(model("chat")), box())
+    world.desired = lab(new_model())
+    made = world.plan()
+    assert [change.action for change in made.changes] == [Action.CREATE_BEFORE_DESTROY]
+    drain = next(step for step in made.steps if step.kind is StepKind.DRAIN)
+    assert [name.partition(" ")[0] for name in drain.after] == ["publish"]
+    world.one_pass()
+    assert {replica.phase for replica in world.record.replicas.values()} == {
+        ReplicaPhase.SERVING,
+        ReplicaPhase.STARTING,
+    }
+
+
+def test_a_full_node_is_freed_only_once_the_jobs_are_done() -> None:
+    world = settled(lab(model("chat")), box(gpus=1))
+    world.desired = lab(new_model(source=Source(url="https://example.org/x.gguf")))
+    first = world.one_pass()
+    assert [change.action for change in first.changes] == [Action.DESTROY_BEFORE_CREATE]
+    assert first.changes[0].outage
+    assert world.ready("chat") == 1, "the outage must not include the download"
+    second = world.one_pass()
+    assert StepKind.AWAIT_JOBS not in kinds(second)
+    assert world.ready("chat") == 0
+    world.settle()
+    assert world.ready("chat") == 1
+
+
+def test_a_download_that_fails_takes_nothing_down() -> None:
+    world = settled(lab(model("chat")), box(gpus=1))
+    url = "https://example.org/x.gguf"
+    world.desired = lab(new_model(source=Source(url=url)))
+    job = f"fetch-{digest(url)[:8]}"
+    failed = JobReport(
+        job=job,  # type: ignore[arg-type] # plain text
+        kind="fetch",
+        target=digest(url),
+        description=url,
+        state="failed",
+        ended=NOW,
+        error="404 Not Found",
+    )
+    world.nodes["gpu01"].jobs[job] = failed
+    made = world.plan()
+    assert keywords(made) == ["job-failed"]
+    assert "404 Not Found" in made.changes[0].reason
+    assert not made.steps
+    world.now = NOW + timedelta(minutes=10)
+    assert StepKind.FETCH in kinds(world.plan()), "a mirror that was down may be back"
+
+
+def test_nothing_is_stopped_for_a_successor_that_would_not_fit() -> None:
+    world = settled(lab(model("chat")), box(gpus=1))
+    world.desired = lab(replace(model("chat", profile(gpus=2)), served_name="chat"))
+    made = world.plan()
+    assert keywords(made) == ["no-room"]
+    assert not made.steps
+    assert "serves on" in made.changes[0].reason
+
+
+def test_the_last_ready_replica_of_a_protected_model_is_not_stopped_to_make_room() -> None:
+    world = settled(lab(model("chat", protect=True)), box(gpus=1))
+    world.desired = lab(new_model(protect=True))
+    assert keywords(world.plan()) == ["protected"]
+
+
+def test_the_freed_place_is_kept_for_the_successor() -> None:
+    """A model of higher priority that waits for room does not take it."""
+    world = settled(lab(model("chat")), box(gpus=1))
+    world.desired = lab(new_model(), model("urgent", priority=900))
+    world.settle()
+    assert world.ready("chat") == 1
+    assert world.ready("urgent") == 0
+
+
+def test_of_several_old_ones_the_one_that_serves_is_kept() -> None:
+    world = settled(lab(model("chat")), box(gpus=3))
+    serving = only_replica(world, "chat")
+    world.desired = lab(model("chat", args=("--second",)))
+    world.one_pass()
+    world.desired = lab(model("chat", args=("--third",)))
+    made = world.plan()
+    stopped = {step.replica for step in made.steps if step.kind is StepKind.STOP}
+    assert serving not in stopped, "the one that serves goes last"
+    assert len(stopped) == 1
+    world.settle()
+    assert world.ready("chat") == 1
+
+
+# ---- fewer -------------------------------------------------------------------------------------------
+
+
+def test_scaling_down_takes_the_highest_ordinals() -> None:
+    world = settled(lab(model("chat", replicas=3)), box(gpus=3))
+    world.desired = lab(model("chat", replicas=1))
+    made = world.plan()
+    assert [change.address for change in made.changes if change.action is Action.REMOVE] == [
+        "model/chat/1",
+        "model/chat/2",
+    ]
+    world.settle()
+    assert {replica.ordinal for replica in world.record.replicas.values()} == {0}
+
+
+def test_the_only_one_that_serves_is_not_scaled_away_while_another_loads() -> None:
+    world = settled(lab(model("chat", replicas=2)), box())
+    state = world.nodes["gpu01"]
+    first = next(key for key, shard in state.shards.items() if "-0.1-" in key)
+    state.shards[first] = replace(state.shards[first], state="loading")
+    world.desired = lab(model("chat", replicas=1))
+    made = world.one_pass()
+    assert StepKind.DRAIN not in kinds(made)
+    assert world.ready("chat") == 1
+    world.settle()
+    assert [replica.ordinal for replica in world.record.replicas.values()] == [0]
+
+
+def test_a_protected_model_is_not_scaled_to_nothing() -> None:
+    world = settled(lab(model("chat", protect=True)), box())
+    world.desired = lab(model("chat", protect=True, replicas=0))
+    assert "protected" in keywords(world.plan())
+    world.settle()
+    assert world.ready("chat") == 1
+
+
+# ---- taken up where an earlier pass left it ----------------------------------------------------------
+
+
+def interrupted(world: Fleet, sent: int) -> Plan:
+    """A controller that dies after its intent and the first ``sent`` commands."""
+    made, seen = world.plan(), world.observe()
+    world.record = recording.begin(world.record, world.desired, made, seen, pass_record=a_pass(9, world.now))
+    for step in [step for step in made.steps if step.kind in (StepKind.START, StepKind.STOP, StepKind.DRAIN)][
+        :sent
+    ]:
+        world.carry_out(step)
+    return made
+
+
+def test_a_start_that_was_recorded_and_never_sent_is_sent_again_under_the_same_name() -> None:
+    world = fleet(lab(model("chat")), [box()])
+    made = interrupted(world, sent=0)
+    again = world.plan()
+    assert keywords(again)[-1] == "not-started"
+    assert [step.id for step in again.steps if step.kind is StepKind.START] == [
+        step.id for step in made.steps if step.kind is StepKind.START
+    ]
+    assert not again.drift
+    world.settle()
+    assert len(world.record.replicas) == 1
+
+
+def test_a_drain_that_was_recorded_and_never_sent_is_sent_again() -> None:
+    world = settled(lab(model("chat"), model("old")), box())
+    world.desired = lab(model("chat"))
+    interrupted(world, sent=0)
+    assert StepKind.DRAIN in kinds(world.plan())
+    world.settle()
+    assert world.ready("old") == 0
+
+
+def test_a_stop_that_was_recorded_and_never_sent_is_sent_again() -> None:
+    world = settled(lab(model("chat"), model("old")), box())
+    world.desired = lab(model("chat"))
+    state = world.nodes["gpu01"]
+    key = next(key for key in state.shards if key.startswith("old"))
+    state.shards[key] = replace(state.shards[key], state="loading")
+    interrupted(world, sent=0)
+    assert kinds(world.plan())[0] is StepKind.STOP
+    world.settle()
+    assert "old" not in world.record.models
+
+
+def test_one_that_crashes_while_it_is_to_go_is_told_so_all_the_same() -> None:
+    """Stopping by itself is no answer: without an order it would start again."""
+    world = settled(lab(model("chat"), model("old")), box())
+    state = world.nodes["gpu01"]
+    key = next(key for key in state.shards if key.startswith("old"))
+    state.shards[key] = replace(state.shards[key], state="stopping", reason="exited with code 1")
+    world.desired = lab(model("chat"))
+    assert StepKind.STOP in kinds(world.plan())
+
+
+def test_what_vanished_starts_again_in_its_place() -> None:
+    world = settled(lab(model("chat")), box())
+    before = world.record.replicas[only_replica(world, "chat")]
+    world.nodes["gpu01"].shards.clear()
+    made = world.plan()
+    assert keywords(made) == ["vanished"]
+    assert [each.keyword for each in made.drift] == ["vanished"]
+    world.settle()
+    after = next(iter(world.record.replicas.values()))
+    assert (after.id, after.ranks) == (before.id, before.ranks)
+
+
+def test_what_vanished_from_a_gpu_that_is_gone_is_placed_anew() -> None:
+    world = settled(lab(model("chat")), box())
+    state = world.nodes["gpu01"]
+    state.shards.clear()
+    state.facts = replace(state.facts, gpus=state.facts.gpus[1:])
+    world.settle()
+    (replica,) = world.record.replicas.values()
+    assert replica.n == 2
+    assert replica.ranks[0].gpus[0].uuid == "GPU-gpu01-1"
+
+
+def test_a_node_that_was_not_as_planned_is_planned_anew_and_holds_nothing() -> None:
+    world = fleet(lab(model("chat")), [box()])
+    world.one_pass()
+    state = world.nodes["gpu01"]
+    (key,) = state.shards
+    state.shards[key] = replace(
+        state.shards[key], state="failed", last_error="mismatch: GPU-gpu01-0 is held by pid 7", started=None
+    )
+    made = world.one_pass()
+    assert "held" not in keywords(made)
+    world.settle()
+    (replica,) = world.record.replicas.values()
+    assert replica.n == 2
+
+
+# ---- failing -----------------------------------------------------------------------------------------
+
+
+def fails(step: Step) -> bool:
+    return step.launch is not None and "--bad" in step.launch.processes[-1].argv
+
+
+def test_after_destroy_before_create_a_failure_brings_the_last_good_spec_back() -> None:
+    world = settled(lab(model("chat")), box(gpus=1))
+    world.fails = fails
+    world.desired = lab(model("chat", args=("--bad",)))
+    last = world.settle()
+    assert keywords(last) == ["held"]
+    assert world.ready("chat") == 1
+    (replica,) = world.record.replicas.values()
+    assert replica.spec.model.args == ()
+    held = world.record.models["chat"].held
+    assert held is not None
+    assert held.last_lines == ("loading", "ValueError: bad flag")
+
+
+def test_without_auto_revert_the_failed_one_stays_for_people_to_look_at() -> None:
+    rollout = Rollout(auto_revert=False)
+    world = settled(lab(model("chat", rollout=rollout)), box())
+    world.fails = fails
+    world.desired = lab(model("chat", args=("--bad",), rollout=rollout))
+    last = world.settle()
+    assert keywords(last) == ["failed"]
+    assert "bad flag" in last.changes[0].reason
+    assert len(world.record.replicas) == 2
+    assert world.ready("chat") == 1
+
+
+def test_a_first_start_that_fails_is_held_and_gives_its_gpu_back() -> None:
+    world = fleet(lab(model("chat", args=("--bad",))), [box(gpus=1)])
+    world.fails = fails
+    assert keywords(world.settle()) == ["held"]
+    assert not world.record.replicas
+    world.desired = lab(model("chat"))
+    assert not world.settle().changes
+    assert world.record.models["chat"].held is None
+
+
+def test_one_that_served_and_gave_up_is_told_and_left() -> None:
+    world = settled(lab(model("chat")), box())
+    state = world.nodes["gpu01"]
+    (key,) = state.shards
+    state.shards[key] = replace(state.shards[key], state="failed", last_error="CUDA error", attempts=6)
+    made = world.plan()
+    assert keywords(made) == ["failed"]
+    assert not made.steps
+    assert world.record.models["chat"].held is None
+
+
+# ---- where it may be ---------------------------------------------------------------------------------
+
+
+def test_new_placement_rules_move_what_they_no_longer_allow() -> None:
+    world = settled(lab(model("chat"), nodes=("gpu01", "gpu02")), box(gpus=1), box("gpu02"))
+    rules = PlacementRules(nodes=("gpu02",))
+    world.desired = lab(model("chat", placement=rules), nodes=("gpu01", "gpu02"))
+    made = world.plan()
+    assert [change.action for change in made.changes if change.ordinal is not None] == [Action.MOVE]
+    world.settle()
+    assert [replica.ranks[0].node for replica in world.record.replicas.values()] == ["gpu02"]
+
+
+def test_rules_that_still_hold_change_in_place() -> None:
+    world = settled(lab(model("chat"), nodes=("gpu01", "gpu02")), box(gpus=1), box("gpu02"))
+    world.desired = lab(model("chat", placement=PlacementRules(nodes=("gpu01",))), nodes=("gpu01", "gpu02"))
+    made = world.plan()
+    assert [change.action for change in made.changes] == [Action.UPDATE]
+    assert [each.path for each in made.changes[0].fields] == ["spec.placement.nodes"]
+    assert kinds(made) == [StepKind.PUBLISH]
+    assert not world.settle().changes
+
+
+def test_a_cordoned_node_keeps_what_it_runs_and_gets_nothing_new() -> None:
+    world = settled(lab(model("chat")), box())
+    world.desired = desired([node("gpu01", cordon=True)], [model("chat"), model("code")])
+    made = world.plan()
+    assert keywords(made) == ["no-room"]
+    assert made.unchanged == 1
+
+
+def test_a_gang_is_started_leader_first_and_fails_as_a_whole() -> None:
+    wanted = lab(model("big", profile(gpus=2, nodes=2)), nodes=("gpu01", "gpu02"))
+    world = settled(wanted, box(), box("gpu02"))
+    (replica,) = world.record.replicas.values()
+    assert [rank.node for rank in replica.ranks] == ["gpu01", "gpu02"]
+    state = world.nodes["gpu02"]
+    (key,) = state.shards
+    state.shards[key] = replace(state.shards[key], state="failed", last_error="lost its leader", attempts=1)
+    made = world.plan()
+    assert {step.node for step in made.steps if step.kind is StepKind.STOP} == {"gpu01", "gpu02"}
+    world.settle()
+    assert world.ready("big") == 1
+    starts = [
+        step for step in fleet(wanted, [box(), box("gpu02")]).plan().steps if step.kind is StepKind.START
+    ]
+    assert starts[0].id in starts[1].after
+
+
+# ---- unknown is not stopped --------------------------------------------------------------------------
+
+
+def test_nothing_takes_the_place_of_what_can_not_be_asked() -> None:
+    world = settled(lab(model("chat"), nodes=("gpu01", "gpu02")), box(gpus=1), box("gpu02"))
+    world.nodes["gpu01"].reach = Reach.UNREACHABLE
+    world.desired = lab(new_model(), nodes=("gpu01", "gpu02"))
+    made = world.plan()
+    assert keywords(made) == ["unreachable", "unknown-node"]
+    assert not made.steps
+    assert world.settle().changes
+    assert [endpoint.state for endpoint in world.record.endpoints] == ["ready"], "published stays published"
+
+
+def test_a_removed_model_is_not_gone_on_the_word_of_an_unreachable_node() -> None:
+    world = settled(lab(model("chat"), model("old")), box())
+    world.nodes["gpu01"].reach = Reach.UNREACHABLE
+    world.desired = lab(model("chat"))
+    world.settle()
+    assert any(replica.model == "old" for replica in world.record.replicas.values())
+    world.nodes["gpu01"].reach = Reach.OK
+    world.settle()
+    assert {replica.model for replica in world.record.replicas.values()} == {"chat"}
+
+
+def test_an_agent_that_died_is_started_again_and_its_shards_are_waited_for() -> None:
+    world = settled(lab(model("chat")), box())
+    world.nodes["gpu01"].reach = Reach.NO_AGENT
+    made = world.plan()
+    assert keywords(made) == ["agent-gone"]
+    assert kinds(made) == [StepKind.BOOTSTRAP]
+    assert made.waiting
+    assert not world.settle().changes
+
+
+def test_an_older_agent_is_upgraded_and_a_newer_one_left() -> None:
+    world = settled(lab(model("chat")), box())
+    world.nodes["gpu01"].agent = "0.0.9"
+    made = world.plan()
+    assert keywords(made) == ["agent-older"]
+    assert made.changes[0].fields
+    world.nodes["gpu01"].agent = "0.2.0"
+    assert not world.plan().changes
+
+
+def test_another_fleets_node_is_left_alone() -> None:
+    stranger = box()
+    stranger.fleet = "somebody-else"
+    made = fleet(lab(model("chat")), [stranger]).plan()
+    assert keywords(made) == ["other-fleet", "no-room"]
+    assert not made.steps
+
+
+# ---- adoption ----------------------------------------------------------------------------------------
+
+
+def test_what_runs_unrecorded_and_is_wanted_is_adopted_without_a_restart() -> None:
+    world = settled(lab(model("chat")), box())
+    before = world.record.replicas
+    world.record = replace(world.record, replicas={}, models={}, endpoints=())
+    made = world.one_pass()
+    assert keywords(made) == ["adopted"]
+    assert kinds(made) == [StepKind.PUBLISH]
+    world.settle()
+    assert world.record.replicas.keys() == before.keys()
+    assert world.record.endpoints
+
+
+def test_orders_of_stopped_replicas_are_dropped_along_the_way_but_held_ones_keep_their_logs() -> None:
+    world = settled(lab(model("chat"), model("old")), box(gpus=3))
+    world.desired = lab(model("chat"))
+    world.settle()
+    assert any(key.startswith("old") for key in world.nodes["gpu01"].shards)
+    world.fails = fails
+    world.desired = lab(model("chat"), model("bad", args=("--bad",)))
+    world.settle()
+    assert not any(key.startswith("old") for key in world.nodes["gpu01"].shards)
+    world.desired = lab(model("chat", args=("--new",)), model("bad", args=("--bad",)))
+    world.settle()
+    assert any(key.startswith("bad") for key in world.nodes["gpu01"].shards)
+
+
+def test_a_share_that_fits_beside_another_shares_its_gpu() -> None:
+    shares = [model(name, profile(gpus=1, share=20 * GIB)) for name in ("a", "b")]
+    world = settled(lab(*shares, model("whole")), box())
+    uuids = [replica.ranks[0].gpus[0].uuid for replica in world.record.replicas.values()]
+    assert sorted(uuids) == ["GPU-gpu01-0", "GPU-gpu01-0", "GPU-gpu01-1"]
+
+
+def test_what_computes_on_the_cpu_keeps_away_from_gpus_and_within_memory() -> None:
+    small = model("cpu", profile(gpus=0, memory=Size(40 * GIB)), replicas=2)
+    world = settled(lab(small, nodes=("gpu01", "gpu02")), box(), box("gpu02", gpus=0))
+    assert sorted(replica.ranks[0].node for replica in world.record.replicas.values()) == ["gpu01", "gpu02"]
