@@ -30,6 +30,7 @@ from llmgw.controller.passes.settle import Settled, settle
 from llmgw.controller.passes.values import PassRequest, PassResult
 from llmgw.controller.passes.verdict import verdict
 from llmgw.controller.repo.state_branch import UnreadableRecordError
+from llmgw.core.amounts import plural
 from llmgw.manifests.units import duration
 from llmgw.model.plan import Plan
 from llmgw.model.problems import StaleError, StalledError
@@ -317,7 +318,8 @@ async def _recover(asked: Asked, *, commit: str | None, yes: bool) -> int:
     for line in found.left_alone:
         output.note(f"Left alone: {line}")
     output.say(
-        f"The record is rebuilt at serial {record.serial}: {len(record.replicas)} replicas on {len(record.nodes)} nodes. "
+        f"The record is rebuilt at serial {record.serial}: {plural(len(record.replicas), 'replica')} on "
+        f"{plural(len(record.nodes), 'node')}. "
         "See what is different from the manifests with: llmgw plan"
     )
     return output.PART if found.unreachable or found.left_alone else output.DONE

@@ -71,7 +71,7 @@ def explain(error: LlmgwError) -> None:
         for problem in error.problems:
             click.echo(redactor()(str(problem)), err=True)
         count = len(error.problems)
-        complain(f"{count} problem{'s' * (count != 1)} in the manifests or the plan: nothing was done")
+        complain(f"{count} problem{'s' * (count != 1)}: nothing was done")
         return
     complain(str(error))
 

@@ -48,7 +48,7 @@ class PlainProgress:
                 self._line(row.text(now))
 
     def _line(self, text: str) -> None:
-        print(output.redactor()(text), file=self._stream, flush=True)
+        print(" ".join(output.redactor()(text).split()), file=self._stream, flush=True)
 
 
 class LiveProgress:

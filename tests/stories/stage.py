@@ -37,7 +37,12 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r"\bgood spec [0-9a-f]{8}\b", "good spec <digest>"),
     (r"\bpid \d+", "pid <pid>"),
     (r"\b\d+ s after its start", "<n> s after its start"),
+    (r"\btook \d+s\b", "took <n>s"),
+    (r"\brecord at [0-9a-f]{12}\b", "record at <commit>"),
 )
+
+
+_PROGRESS = re.compile(r"^[a-z0-9-]+/\d+\.\d+ on ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +57,8 @@ class Ran:
     @property
     def errors(self) -> str:
         """What is told as an error; how the work went on is told in whatever order it happened."""
-        return self.err[self.err.find("Error:") :] if "Error:" in self.err else ""
+        told = [line for line in self.err.splitlines(keepends=True) if not _PROGRESS.match(line)]
+        return "".join(told)
 
 
 @dataclass(slots=True)

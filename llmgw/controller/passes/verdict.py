@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from llmgw.controller.passes.settle import Settled
 from llmgw.controller.passes.values import PassResult
 from llmgw.model.plan import Change, StepKind
-from llmgw.model.record import Held, Outcome
+from llmgw.model.record import Outcome
 
+REJECTIONS = 6
+OUTPUT_LINES = 20
 DONE, ERROR, CHANGES, PART, BLOCKED = 0, 1, 2, 5, 6
 
 
@@ -60,17 +62,25 @@ def _plan_again(settled: Settled) -> bool:
 
 
 def _blocked(change: Change, last: PassResult) -> str:
-    text = f"{change.address} is blocked: {change.reason}"
+    """With the numbers: where it does not fit, or what the replica wrote before it failed."""
+    reason, *lines = change.reason.split("\n")
+    text = f"{change.address} is blocked: {reason.removesuffix(':')}"
     if change.where is not None:
         text = f"{change.where}: {text}"
-    held = _held(change, last)
-    if held is not None and held.last_lines:
-        text += "\nThe last lines of its output:\n" + "\n".join(
-            f"    {line}" for line in held.last_lines[-20:]
+    rejections = change.placement.rejections if change.placement is not None else ()
+    for it in rejections[:REJECTIONS]:
+        numbers = "".join(f"; {part}" for part in (it.need and f"needs {it.need}", it.have) if part)
+        text += f"\n    not on {it.node}: {it.reason}{numbers}"
+    if len(rejections) > REJECTIONS:
+        text += f"\n    and not on {len(rejections) - REJECTIONS} more; llmgw plan --json tells all of them"
+    output = lines or _output(change, last)
+    if output:
+        text += "\nThe last lines of its output:" + "".join(
+            f"\n    {line}" for line in output[-OUTPUT_LINES:]
         )
     return text
 
 
-def _held(change: Change, last: PassResult) -> Held | None:
+def _output(change: Change, last: PassResult) -> list[str]:
     model = last.record.models.get(change.model or "")
-    return model.held if model is not None else None
+    return list(model.held.last_lines) if model is not None and model.held is not None else []
