@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from llmgw.agent.server import dial
+from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts
 from llmgw.model.ids import ShardId
 from llmgw.model.problems import AgentError, NoAgentError, StalledError
@@ -28,13 +29,15 @@ from llmgw.wire.messages import (
     PROTOCOL,
     WRONG_FLEET,
     Accepted,
+    InstallParams,
     LogLine,
     LogsParams,
     StopParams,
     WatchEvent,
     WatchParams,
 )
-from tests.agent.agents import FLEET, command, until
+from tests.agent.agents import FLEET, command, install_spec, until
+from tests.agent.jobs.test_install import marked
 from tests.agent.processes import Machine, engine_spec, free_port, on_machine
 
 pytestmark = pytest.mark.slow
@@ -270,6 +273,42 @@ def test_the_journal_goes_on_after_a_torn_line(tmp_path: Path) -> None:
         assert [entry.number for entry in (await machine.report(node)).journal] == [1, 2]
 
     on_machine(tmp_path, main)
+
+
+def test_a_job_that_was_under_way_when_its_agent_was_killed_is_finished_by_the_next_one(
+    tmp_path: Path,
+) -> None:
+    python = tmp_path / "slow-python"
+    python.write_text(
+        f'#!/bin/sh\nif mkdir "{tmp_path}/first" 2>/dev/null; then echo waiting; sleep 600; fi\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+
+    async def main(machine: Machine) -> None:
+        node = machine.node()
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        params = InstallParams(command=command("i"), spec=install_spec(python=str(python)))
+        async with machine.link(node) as link:
+            await link.request("install", params, Accepted, timeout=20)
+            await _job_when(machine, node, "running")
+        await until((tmp_path / "first").exists)
+        await until(lambda: marked(machine.work(node)))
+        left = marked(machine.work(node))
+        machine.kill_agent(node)
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        await _job_when(machine, node, "done")
+        assert not set(left) & set(marked(machine.work(node)))
+        engine = (await machine.report(node)).facts.engines[0]
+        assert (engine.digest, mode(Path(engine.path)) & 0o005) == (params.spec.digest, 0o005)
+
+    on_machine(tmp_path, main)
+
+
+async def _job_when(machine: Machine, node: DesiredNode, state: str) -> None:
+    end = asyncio.get_running_loop().time() + 30
+    while (jobs := (await machine.report(node)).jobs)[0].state != state:
+        assert asyncio.get_running_loop().time() < end, jobs
+        await asyncio.sleep(0.02)
 
 
 def test_secrets_of_the_settings_are_not_in_the_log(tmp_path: Path) -> None:

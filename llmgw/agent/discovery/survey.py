@@ -12,7 +12,7 @@ from llmgw.agent.discovery.host import host_facts
 from llmgw.agent.discovery.infiniband import ROOT, infiniband_ports
 from llmgw.agent.discovery.network import interfaces, listening
 from llmgw.agent.settings import Layout, read_pretended
-from llmgw.model.facts import Facts, Gpu, GpuProcess
+from llmgw.model.facts import Facts, Gpu
 from llmgw.model.manifest import PortRange
 from llmgw.model.problems import LlmgwError
 
@@ -73,15 +73,11 @@ class Survey:
 
     async def _with_owners(self, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
         """Whose memory it is: what isn't provably a shard's is foreign."""
-        return tuple(
-            [
-                replace(gpu, processes=tuple([await self._named(process) for process in gpu.processes]))
-                for gpu in gpus
-            ]
-        )
+        return tuple([await self._with_owner(gpu) for gpu in gpus])
 
-    async def _named(self, process: GpuProcess) -> GpuProcess:
-        return replace(process, shard=await self.owner(process.pid))
+    async def _with_owner(self, gpu: Gpu) -> Gpu:
+        named = [replace(process, shard=await self.owner(process.pid)) for process in gpu.processes]
+        return replace(gpu, processes=tuple(named))
 
 
 def _attempt(what: str, look: Callable[[], T], otherwise: T, problems: list[str]) -> T:
