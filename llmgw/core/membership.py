@@ -19,9 +19,12 @@ def settle_nodes(round_: Round, *, agent_version: str) -> None:
             _bare(round_, view)
         elif view.reach is Reach.UNREACHABLE:
             _unreachable(round_, view)
+        elif view.reach is Reach.NOT_ASKED:
+            _unasked(round_, view)
         elif view.report is not None:
             _answering(round_, view, agent_version)
             _expected(round_, view)
+            _ports(round_, view)
 
 
 def _bare(round_: Round, view: NodeView) -> None:
@@ -36,6 +39,16 @@ def _bare(round_: Round, view: NodeView) -> None:
         reason += "; what the node is made of is known after bootstrap"
     round_.book.bootstrap(view.name, reason)
     _tell(round_, view, action, keyword, reason)
+
+
+def _unasked(round_: Round, view: NodeView) -> None:
+    """Offline, what was never recorded is taken for a machine without an agent."""
+    if round_.survey.offline and view.name not in round_.record.nodes:
+        reason = "not recorded yet: its agent is installed unless it runs already"
+        if view.facts is None:
+            reason += "; what the node is made of is known after bootstrap"
+        round_.book.bootstrap(view.name, reason)
+        _tell(round_, view, Action.CREATE, "new-node", reason)
 
 
 def _unreachable(round_: Round, view: NodeView) -> None:
@@ -86,6 +99,19 @@ def _expected(round_: Round, view: NodeView) -> None:
         kind = f" of class {wanted.gpu_class}" if wanted.gpu_class else ""
         why = f" ({'; '.join(view.facts.problems)})" if view.facts.problems else ""
         text = f"node/{view.name} has {plural(len(having), 'GPU')}{kind}, its manifest expects {wanted.gpus}{why}"
+        round_.told.warnings.append(Notice(text=text, where=view.desired.where))
+
+
+def _ports(round_: Round, view: NodeView) -> None:
+    """A port that the kernel may give to anybody may be taken when an engine wants it."""
+    if view.desired is None or view.facts is None or view.facts.ephemeral_ports is None:
+        return
+    ours, (low, high) = view.desired.spec.ports, view.facts.ephemeral_ports
+    if ours.from_port <= high and low <= ours.to_port:
+        text = (
+            f"node/{view.name}: ports {ours.from_port} to {ours.to_port} overlap those the kernel gives to outgoing "
+            f"connections ({low} to {high}): an engine may find its port taken; choose others in spec.ports"
+        )
         round_.told.warnings.append(Notice(text=text, where=view.desired.where))
 
 

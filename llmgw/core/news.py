@@ -48,15 +48,7 @@ def fold_replicas(record: Record, seen: Survey, now: datetime) -> Record:
 
 
 def _is_gone(replica: ReplicaRecord, state: Condition) -> bool:
-    leaving = replica.phase in (ReplicaPhase.DRAINING, ReplicaPhase.STOPPING)
-    if not leaving:
-        return False
-    ended = state.health is Health.FAILED and replica.phase is ReplicaPhase.DRAINING
-    return state.health in GONE or (ended and _all_ended(state))
-
-
-def _all_ended(state: Condition) -> bool:
-    return not state.missing and all(seen.report.state in ("stopped", "failed") for seen in state.shards)
+    return replica.phase in (ReplicaPhase.DRAINING, ReplicaPhase.STOPPING) and state.health in GONE
 
 
 def _replica(replica: ReplicaRecord, state: Condition) -> ReplicaRecord:

@@ -1,0 +1,122 @@
+"""What people are shown of what runs."""
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+
+from llmgw.core import render
+from llmgw.core.status import Status, status
+from llmgw.model.facts import Gpu
+from llmgw.model.manifest import GIB
+from llmgw.model.problems import Problem, Where
+from llmgw.model.report import ComputesOn, JobReport, Reach
+from llmgw.wire import codec
+from tests.core.builders import NodeState, desired, facts, model, node
+from tests.core.fleets import Fleet, fleet
+
+
+def world_of_two() -> Fleet:
+    wanted = desired([node("gpu01"), node("gpu02")], [model("chat"), model("code")])
+    world = fleet(wanted, [NodeState("gpu01", facts("gpu01")), NodeState("gpu02", facts("gpu02"))])
+    world.settle()
+    return world
+
+
+def shown(world: Fleet) -> Status:
+    return status(world.record, world.observe(), now=world.now, desired=world.desired)
+
+
+def test_a_row_says_what_runs_where_and_what_it_computes_on() -> None:
+    world = world_of_two()
+    state = world.nodes["gpu01"]
+    (key,) = state.shards
+    on = ComputesOn(gpus={"GPU-gpu01-0": 10 * GIB})
+    state.shards[key] = replace(state.shards[key], computes_on=on)
+    other = world.nodes["gpu02"]
+    (second,) = other.shards
+    other.shards[second] = replace(other.shards[second], computes_on=ComputesOn())
+    rows = shown(world).replicas
+    assert [(row.model, row.state, row.nodes, row.gpus) for row in rows] == [
+        ("chat", "ready", ("gpu01",), ("gpu01:0",)),
+        ("code", "ready", ("gpu02",), ("gpu02:0",)),
+    ]
+    assert [row.computes_on for row in rows] == [("gpu01:0",), ("cpu",)]
+    assert rows[0].url == "http://10.0.0.1:18000/v1"
+    assert [each.keyword for each in world.plan().drift] == ["on-cpu"]
+
+
+def test_what_is_wrong_stands_below_its_row() -> None:
+    world = world_of_two()
+    state = world.nodes["gpu01"]
+    (key,) = state.shards
+    state.shards[key] = replace(
+        state.shards[key], state="backoff", reason="next try in 20 s", last_error="exited with code 1"
+    )
+    world.nodes["gpu02"].reach, world.nodes["gpu02"].error = Reach.UNREACHABLE, "no route to host"
+    seen = shown(world)
+    assert [row.state for row in seen.replicas] == ["backoff", "unknown"]
+    assert [row.ready for row in seen.models] == [0, 0]
+    text = render.status_text(seen)
+    assert "    next try in 20 s" in text
+    assert "    last error: exited with code 1" in text
+    assert "no route to host" in text
+
+
+def test_a_download_shows_bytes_rate_and_time_left() -> None:
+    world = world_of_two()
+    world.nodes["gpu01"].jobs["fetch-1"] = JobReport(
+        job="fetch-1",  # type: ignore[arg-type] # plain text
+        kind="fetch",
+        target="d",
+        description="weights of chat",
+        state="running",
+        done_bytes=2 * GIB,
+        total_bytes=6 * GIB,
+        started=world.now - timedelta(seconds=20),
+    )
+    (job,) = shown(world).jobs
+    assert job.left == 40
+    assert "2.0 GiB of 6.0 GiB, 102 MiB/s, 40s left" in render.status_text(shown(world))
+
+
+def test_what_nobody_recorded_is_shown_as_such() -> None:
+    world = world_of_two()
+    world.record = replace(world.record, replicas={})
+    assert [row.recorded for row in shown(world).replicas] == [False, False]
+    assert "ready (unrecorded)" in render.status_text(shown(world))
+
+
+def test_unhealthy_gpus_and_free_ones_are_counted() -> None:
+    world = world_of_two()
+    state = world.nodes["gpu01"]
+    sick: Gpu = replace(state.facts.gpus[0], health=("pending page retirement",))
+    state.facts = replace(state.facts, gpus=(sick,))
+    row = shown(world).nodes[0]
+    assert (row.gpus, row.gpus_free) == (1, 0)
+    assert row.problems == ("GPU 0: pending page retirement",)
+
+
+def test_status_is_json_as_well() -> None:
+    seen = shown(world_of_two())
+    again = codec.from_json(Status, json.loads(json.dumps(codec.to_json(seen))), strict=True)
+    assert again == seen
+
+
+def test_problems_come_in_the_order_of_the_files() -> None:
+    problems = [
+        Problem(
+            what="unknown key", instead="did you mean replicas", where=Where(file="b.yaml", line=3, column=1)
+        ),
+        Problem(what="no kind", where=Where(file="a.yaml", line=9, column=2)),
+    ]
+    assert render.problems_text(problems) == (
+        "a.yaml:9:2: no kind\nb.yaml:3:1: unknown key: did you mean replicas\n2 problems\n"
+    )
+
+
+def test_history_lines_up() -> None:
+    text = render.history_text([("12", "2026-03-01 10:00:00Z", "done", "Start 1 replica of chat")])
+    assert text == (
+        "SERIAL  WHEN                  OUTCOME  WHAT\n12      2026-03-01 10:00:00Z  done     Start 1 replica of chat\n"
+    )
+    assert render.history_text([]) == "Nothing was ever applied.\n"
