@@ -1,7 +1,8 @@
 """What an earlier agent left: each order is looked at before the first report, and its shard goes on from what is
 found. Nothing is started or stopped here."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from llmgw.agent.seams import Running
 from llmgw.agent.shards import autopsy
@@ -12,6 +13,7 @@ from llmgw.model.claims import Claims
 from llmgw.model.ids import ReplicaId, ShardId, parse_replica_id, parse_shard_id
 from llmgw.model.launch import ENGINE, LaunchSpec, Probes, Process
 from llmgw.model.report import Exit, ShardState
+from llmgw.wire.codec import CodecError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +23,16 @@ class Adoption:
     order: StoredOrder
     events: tuple[Event, ...]
     running: tuple[Running, ...] = ()
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
 
 async def look(order: StoredOrder, around: Surroundings) -> Adoption:
+    secrets = await _secrets(order, around)
     here = around.settings.boot_id
     if order.boot_id != here:
-        return Adoption(order=replace(order, boot_id=here, processes=()), events=(Rebooted(),))
+        return Adoption(
+            order=replace(order, boot_id=here, processes=()), events=(Rebooted(),), secrets=secrets
+        )
     shard = order.spec.shard
     found = {
         process.name: await around.spawner.find(shard, process.name, around.status_file(shard, process))
@@ -35,11 +41,21 @@ async def look(order: StoredOrder, around: Surroundings) -> Adoption:
     running = tuple(one for one in found.values() if isinstance(one, Running))
     engine = found.get(ENGINE)
     if isinstance(engine, Running):
-        return Adoption(order=order, events=(Adopted(),), running=running)
-    return Adoption(order=order, events=_without_engine(order, engine, around), running=running)
+        return Adoption(order=order, events=(Adopted(),), running=running, secrets=secrets)
+    events = _without_engine(order, engine, around, secrets)
+    return Adoption(order=order, events=events, running=running, secrets=secrets)
 
 
-def _without_engine(order: StoredOrder, found: Exit | None, around: Surroundings) -> tuple[Event, ...]:
+async def _secrets(order: StoredOrder, around: Surroundings) -> Mapping[str, str]:
+    try:
+        return await around.orders.secrets(order.spec.shard)
+    except CodecError:
+        return {}  # its next launch says so; what runs needs none
+
+
+def _without_engine(
+    order: StoredOrder, found: Exit | None, around: Surroundings, secrets: Mapping[str, str]
+) -> tuple[Event, ...]:
     life = order.life
     exit_ = found
     if exit_ is not None and life.state is ShardState.STARTING and exit_.at < life.since:
@@ -49,7 +65,7 @@ def _without_engine(order: StoredOrder, found: Exit | None, around: Surroundings
     if exit_ is None:
         return (Resumed(),)
     output = around.logs.since(order.spec.shard, ENGINE, 0, most=autopsy.READ)
-    ended = Exited(exit=autopsy.explain(exit_, output))
+    ended = Exited(exit=autopsy.explain(exit_, autopsy.mask(output, secrets.values())))
     if life.state in LIVE or life.state is ShardState.DRAINING:
         return (ended,)
     return (ended, Resumed()) if life.state is ShardState.STOPPING else (Resumed(),)

@@ -2,6 +2,7 @@
 last lines. Pure."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 
 from llmgw.model.report import Exit
@@ -12,6 +13,9 @@ MAX_TEXT = 2_000
 MAX_TRACEBACK = 8_000
 READ = 512 * 1024
 """Bytes of output looked at: an engine's log from start to crash is some 100 kB."""
+
+SHORTEST_SECRET = 4
+"""Characters: masking shorter ones would tear holes into ordinary text."""
 
 TRACEBACK = "Traceback (most recent call last):"
 OUT_OF_MEMORY = re.compile(
@@ -31,6 +35,14 @@ def explain(exit_: Exit, output: str) -> Exit:
         last_lines=last,
         out_of_memory=exit_.out_of_memory or OUT_OF_MEMORY.search(told) is not None,
     )
+
+
+def mask(text: str, secrets: Iterable[str]) -> str:
+    """Engines print what they like, their keys too; what leaves the node, or stays in a record, must not hold them."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= SHORTEST_SECRET:
+            text = text.replace(secret, "***")
+    return text
 
 
 def first_traceback(lines: list[str]) -> str:

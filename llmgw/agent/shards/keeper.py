@@ -3,10 +3,10 @@ door to this folder; see ShardKeeper in agent/seams.py."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
-from llmgw.agent.seams import Disk, Gpus, JobGate, NodeChecks, Probe, ShardEvents, Spawner
+from llmgw.agent.seams import Disk, Gpus, JobGate, NodeChecks, Probe, Running, ShardEvents, Spawner
 from llmgw.agent.shards import adoption, claims, reports
 from llmgw.agent.shards.logs import LogBook
 from llmgw.agent.shards.orders import SAFE_SHARD, Orders, StoredOrder, refused
@@ -79,7 +79,7 @@ class Shards:
         found = await self._around.orders.load()
         looked = await asyncio.gather(*(adoption.look(order, self._around) for order in found.orders))
         for one in looked:
-            self._begin(one.order, *one.events, running=one)
+            self._begin(one.order, *one.events, running=one.running, secrets=one.secrets)
         for shard, why in found.unreadable.items():
             self._unreadable[shard] = (
                 f"the order of shard {shard} can't be read: {why}: stop the shard or start it anew"
@@ -114,7 +114,7 @@ class Shards:
             if existing is not None:
                 await existing.close()
             await self._readable_again(spec.shard)
-            return Accepted(shard=self._begin(order, Ordered()).report())
+            return Accepted(shard=self._begin(order, Ordered(), secrets=params.secrets).report())
 
     async def drain(self, params: DrainParams, *, manual: str = "") -> Accepted:
         async with self._lock:
@@ -177,6 +177,7 @@ class Shards:
                 raise AgentError(
                     f"replacing the secrets of shard {params.shard}: {wrong}", code=NO_SPACE
                 ) from wrong
+            shard.learn(params.secrets)
             return Accepted(shard=shard.report(), detail="used from its next start on")
 
     # ---- What is so -----------------------------------------------------------------------------------------
@@ -194,10 +195,10 @@ class Shards:
         lines = max(0, params.lines)
         if not params.follow:
             for line in self._around.logs.tail(params.shard, names, lines):
-                yield line
+                yield replace(line, text=shard.masked(line.text))
             return
         async for line in self._around.logs.follow(params.shard, names, lines):
-            yield line
+            yield replace(line, text=shard.masked(line.text))
 
     async def close(self) -> None:
         tasks = [self._housekeeping] if self._housekeeping is not None else []
@@ -209,10 +210,16 @@ class Shards:
 
     # ---- Inside -----------------------------------------------------------------------------------------------
 
-    def _begin(self, order: StoredOrder, *events: Event, running: adoption.Adoption | None = None) -> Shard:
-        shard = Shard(order, self._around)
+    def _begin(
+        self,
+        order: StoredOrder,
+        *events: Event,
+        running: tuple[Running, ...] = (),
+        secrets: Mapping[str, str] | None = None,
+    ) -> Shard:
+        shard = Shard(order, self._around, secrets or {})
         self._shards[order.spec.shard] = shard
-        shard.begin(*events, running=running.running if running is not None else ())
+        shard.begin(*events, running=running)
         return shard
 
     def _known(self, name: ShardId, doing: str) -> Shard:

@@ -39,6 +39,7 @@ class Questions:
         self._around = around
         self._key = key
         self._tell = tell
+        self._looked = False
 
     async def await_port(self) -> None:
         probes = self._probes
@@ -92,12 +93,16 @@ class Questions:
             await asyncio.sleep(DRAIN_EVERY)
 
     async def _not_ready(self, port: int) -> str | None:
-        """Three questions and a token; the first that fails."""
-        if stranger := await self._stranger(port):
+        """Three questions and a token; the first that fails. Who listens is asked at first, because it explains best,
+        and at last, because it decides: in between it would cost too much on a node with thousands of processes."""
+        if not self._looked and (stranger := await self._stranger(port)):
             return stranger
+        self._looked = True
         for probe in self._probes.ready:
             if why := await self._wrong(probe, timeout=self._spec.timeouts.health_request):
                 return why
+        if stranger := await self._stranger(port):
+            return stranger
         if self._probes.token is not None:
             return await self._wrong(self._probes.token, timeout=TOKEN_WITHIN)
         return None

@@ -14,9 +14,16 @@ log = logging.getLogger(__name__)
 
 
 class Started:
-    """``ended`` is called with the explained end of each process."""
+    """``ended`` is called with the explained end of each process; ``mask`` takes secrets out of what they wrote."""
 
-    def __init__(self, spec: LaunchSpec, around: Surroundings, ended: Callable[[Exit], None]) -> None:
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        around: Surroundings,
+        ended: Callable[[Exit], None],
+        mask: Callable[[str], str],
+    ) -> None:
+        self._mask = mask
         self._spec = spec
         self._around = around
         self._ended = ended
@@ -85,7 +92,7 @@ class Started:
     def explain(self, exit_: Exit) -> Exit:
         begin = self._begins.get(exit_.process, 0)
         output = self._around.logs.since(self._spec.shard, exit_.process, begin, most=autopsy.READ)
-        return autopsy.explain(exit_, output)
+        return autopsy.explain(exit_, self._mask(output))
 
     async def _await_end(self, running: Running) -> None:
         path = self._around.status_file(running.shard, running.process)

@@ -3,11 +3,11 @@ writer of the shard's life. Decides nothing."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 from llmgw.agent.seams import Running
-from llmgw.agent.shards import clearing, launching, reports
+from llmgw.agent.shards import autopsy, clearing, launching, reports
 from llmgw.agent.shards.jobs import await_jobs
 from llmgw.agent.shards.orders import StoredOrder
 from llmgw.agent.shards.readiness import Questions
@@ -23,11 +23,12 @@ from llmgw.core.life import (
     JobsFailed,
     LaunchRefused,
     Life,
+    ProbeFailed,
     Waiting,
 )
 from llmgw.core.lifecycle import rules_of, step
 from llmgw.model.facts import Gpu
-from llmgw.model.launch import LaunchSpec
+from llmgw.model.launch import ENGINE, LaunchSpec
 from llmgw.model.problems import LlmgwError
 from llmgw.model.report import Exit, ShardReport, ShardState
 from llmgw.wire.codec import CodecError
@@ -51,12 +52,13 @@ class _Letter:
 class Shard:
     """Begun by ``begin`` with what has become of it; then ``tell`` commands. ``close`` leaves its processes alone."""
 
-    def __init__(self, order: StoredOrder, around: Surroundings) -> None:
+    def __init__(self, order: StoredOrder, around: Surroundings, secrets: Mapping[str, str]) -> None:
         self._order = order
         self._around = around
         self._rules = rules_of(order.spec)
         self._inbox: asyncio.Queue[_Letter] = asyncio.Queue()
-        self._started = Started(order.spec, around, self._ended)
+        self._secrets = dict(secrets)
+        self._started = Started(order.spec, around, self._ended, self.masked)
         self._main: asyncio.Task[None] | None = None
         self._activity: asyncio.Task[None] | None = None
         self._turn = 0
@@ -84,11 +86,20 @@ class Shard:
     def problem(self) -> str:
         return self._problem
 
+    def masked(self, text: str) -> str:
+        """Without the shard's secrets, those it had before included."""
+        return autopsy.mask(text, self._secrets.values())
+
+    def learn(self, secrets: Mapping[str, str]) -> None:
+        """New ones, used from the next start on."""
+        earlier = {f"earlier {name}": value for name, value in self._secrets.items()}
+        self._secrets = {**earlier, **secrets}
+
     def report(self, gpus: tuple[Gpu, ...] = ()) -> ShardReport:
         shown = self.life.state in LIVE or self.life.state in (ShardState.DRAINING, ShardState.STOPPING)
         seen = reports.Seen(
             engine=self._started.engine,
-            last_line=self._around.logs.last_line(self.spec.shard, "engine") if shown else "",
+            last_line=self.masked(self._around.logs.last_line(self.spec.shard, ENGINE)) if shown else "",
             manual=self._order.manual,
             problem=self._problem,
             gpus=gpus,
@@ -251,7 +262,9 @@ class Shard:
         except CodecError as wrong:
             tell(Waiting(reason=str(wrong)))
             secrets = {}
-        questions = Questions(self.spec, self._around, secrets.get("key"), tell)
+        questions = Questions(
+            self.spec, self._around, secrets.get("key"), lambda event: tell(self._clean(event))
+        )
         match action:
             case Action.AWAIT_PORT:
                 await questions.await_port()
@@ -261,6 +274,12 @@ class Shard:
                 await questions.watch()
             case _:
                 await questions.drain()
+
+    def _clean(self, event: Event) -> Event:
+        """An engine's refusal may quote the key that it refuses."""
+        if isinstance(event, Waiting):
+            return replace(event, reason=self.masked(event.reason))
+        return replace(event, why=self.masked(event.why)) if isinstance(event, ProbeFailed) else event
 
     def _ended(self, exit_: Exit) -> None:
         self._around.events(reports.ended(self.spec.shard, exit_))

@@ -206,6 +206,29 @@ def test_a_taken_port_is_a_mismatch_before_anything_is_executed(node: RealNode) 
     asyncio.run(story())
 
 
+def test_a_key_that_an_engine_prints_leaves_the_node_masked(node: RealNode) -> None:
+    canary = "canary-81c2"
+
+    async def story() -> None:
+        code = "import os; print('my key is', os.environ['SIM_API_KEY'], flush=True); raise SystemExit(os.environ['SIM_API_KEY'])"
+        launch = replace(engine(), restart=RestartPolicy(give_up_after=1))
+        process = replace(launch.processes[-1], argv=(sys.executable, "-I", "-S", "-c", code))
+        launch = replace(launch, processes=(process,))
+        agent = Agent(node)
+        await agent.shards.adopt()
+        await agent.shards.start(start(launch, key=canary))
+        failed = await agent.reaches(launch, "failed")
+        lines = [line async for line in agent.shards.logs(LogsParams(shard=launch.shard))]
+        assert failed.last_exit is not None
+        assert failed.last_exit.last_lines == ("my key is ***", "***")
+        assert [line.text for line in lines] == ["my key is ***", "***"]
+        order = (node.work / "shards" / f"{launch.shard}.json").read_text()
+        assert canary not in order + repr(agent.told) + repr(agent.shards.reports())
+        await agent.shards.close()
+
+    asyncio.run(story())
+
+
 def test_logs_are_followed_line_by_line(node: RealNode) -> None:
     async def story() -> None:
         launch = engine("--log-forever", "2000")
