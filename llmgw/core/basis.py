@@ -14,7 +14,7 @@ def observed_digest(survey: Survey) -> str:
 
 
 def _node(view: NodeView) -> list[Any]:
-    """Boot, agent, GPUs with health and whether strangers hold them, shards and how they are, jobs that are done."""
+    """Boot, agent, GPUs with health and whether strangers hold them, shards and how they are."""
     report = view.report
     gpus = view.facts.gpus if view.facts is not None and not view.presumed else ()
     return [

@@ -181,3 +181,11 @@ def test_a_renamed_model_keeps_its_replicas_their_ids_and_its_counts() -> None:
     assert world.record.models["talk"].id_prefix == "chat"
     assert set(world.record.replicas) == before
     assert {endpoint.model for endpoint in world.record.endpoints} == {"talk"}
+
+
+def test_a_name_that_is_taken_is_no_rename() -> None:
+    world = settled(lab(model("chat", served_name="a"), model("talk", served_name="b")), box())
+    old = world.desired.models["talk"]
+    world.desired = lab(replace(old, renamed_from="chat"))
+    made = world.plan()
+    assert [(change.model, change.keyword) for change in made.changes] == [("chat", "removed")]

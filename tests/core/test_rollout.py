@@ -4,14 +4,16 @@ from dataclasses import replace
 from datetime import timedelta
 
 from llmgw.core import recording
+from llmgw.core.planner import plan
+from llmgw.model.claims import Claims, GpuClaim
 from llmgw.model.desired import Desired, DesiredModel
-from llmgw.model.ids import digest
+from llmgw.model.ids import ReplicaId, ShardId, digest
 from llmgw.model.manifest import GIB, PlacementRules, Rollout, Size, Source
 from llmgw.model.plan import Action, Plan, Step, StepKind
 from llmgw.model.record import ReplicaPhase
 from llmgw.model.report import JobReport, Reach
-from tests.core.builders import NOW, NodeState, a_pass, desired, facts, model, node, profile
-from tests.core.fleets import Fleet, fleet
+from tests.core.builders import ADAPTERS, NOW, NodeState, a_pass, desired, facts, model, node, profile
+from tests.core.fleets import OPTIONS, Fleet, fleet
 
 
 def box(name: str = "gpu01", *, gpus: int = 2) -> NodeState:
@@ -135,6 +137,19 @@ def test_of_several_old_ones_the_one_that_serves_is_kept() -> None:
     assert len(stopped) == 1
     world.settle()
     assert world.ready("chat") == 1
+
+
+def test_of_two_that_serve_the_newer_one_is_kept() -> None:
+    world = settled(lab(model("chat")), box(gpus=3))
+    older = only_replica(world, "chat")
+    world.desired = lab(model("chat", args=("--second",)))
+    world.one_pass()
+    world.advance()
+    world.advance()
+    world.record = recording.observe(world.record, world.observe(), world.now)
+    world.desired = lab(model("chat", args=("--third",)))
+    drained = {step.replica for step in world.plan().steps if step.kind is StepKind.DRAIN and not step.after}
+    assert drained == {older}
 
 
 # ---- fewer -------------------------------------------------------------------------------------------
@@ -372,6 +387,27 @@ def test_a_gang_is_started_leader_first_and_fails_as_a_whole() -> None:
     assert starts[0].id in starts[1].after
 
 
+def test_a_node_that_is_drained_is_left_by_what_runs_there() -> None:
+    world = settled(lab(model("chat"), nodes=("gpu01", "gpu02")), box(gpus=1), box("gpu02"))
+    world.desired = desired([node("gpu01", drain=True), node("gpu02")], [model("chat")])
+    made = world.plan()
+    assert [(change.action, change.keyword) for change in made.changes] == [(Action.MOVE, "moved")]
+    assert "gpu01 is being drained" in made.changes[0].reason
+    world.settle()
+    assert [replica.ranks[0].node for replica in world.record.replicas.values()] == ["gpu02"]
+
+
+def test_a_new_address_moves_what_is_bound_to_the_old_one() -> None:
+    world = settled(lab(model("chat")), box())
+    world.desired = desired([replace(node("gpu01"), address="10.9.9.9")], [model("chat")])
+    made = world.plan()
+    assert keywords(made) == ["address-changed", "moved"]
+    assert [each.path for each in made.changes[0].fields] == ["spec.address"]
+    world.settle()
+    assert world.record.nodes["gpu01"].address == "10.9.9.9"
+    assert [endpoint.address for endpoint in world.record.endpoints] == ["10.9.9.9"]
+
+
 # ---- unknown is not stopped --------------------------------------------------------------------------
 
 
@@ -425,6 +461,28 @@ def test_another_fleets_node_is_left_alone() -> None:
     assert not made.steps
 
 
+def test_an_agent_that_says_it_is_another_node_is_left_alone() -> None:
+    state = box()
+    world = fleet(lab(model("chat")), [state])
+    seen = world.observe()
+    report = seen.nodes["gpu01"].report
+    assert report is not None
+    wrong = replace(report, agent=replace(report.agent, node="gpu07"))
+    observed = replace(seen, nodes={"gpu01": replace(seen.nodes["gpu01"], report=wrong)})
+    made = plan(world.desired, world.record, observed, ADAPTERS, now=NOW, options=OPTIONS)
+    assert not made.steps
+    assert "gpu07" in made.changes[0].reason
+
+
+def test_memory_of_our_own_shard_that_the_driver_does_not_name_is_not_foreign() -> None:
+    world = settled(lab(model("chat")), box(gpus=1))
+    state = world.nodes["gpu01"]
+    state.facts = replace(state.facts, gpus=(replace(state.facts.gpus[0], memory_used=70 * GIB),))
+    state.shards.clear()
+    assert keywords(world.plan()) == ["vanished"]
+    assert "same place" in world.plan().changes[0].reason
+
+
 # ---- adoption ----------------------------------------------------------------------------------------
 
 
@@ -438,6 +496,23 @@ def test_what_runs_unrecorded_and_is_wanted_is_adopted_without_a_restart() -> No
     world.settle()
     assert world.record.replicas.keys() == before.keys()
     assert world.record.endpoints
+
+
+def test_of_two_that_could_be_adopted_the_newer_one_is() -> None:
+    world = settled(lab(model("chat")), box())
+    state = world.nodes["gpu01"]
+    (key,) = state.shards
+    newer = key.replace(".1-r0", ".2-r0")
+    twin = replace(
+        state.shards[key],
+        shard=ShardId(newer),
+        replica=ReplicaId(newer.removesuffix("-r0")),
+        claims=Claims(gpus=(GpuClaim(uuid="GPU-gpu01-1"),), ports=(18001,)),
+    )
+    state.shards[newer] = twin
+    world.record = replace(world.record, replicas={}, models={}, endpoints=())
+    made = world.plan()
+    assert [change.replica for change in made.changes] == [twin.replica]
 
 
 def test_orders_of_stopped_replicas_are_dropped_along_the_way_but_held_ones_keep_their_logs() -> None:
