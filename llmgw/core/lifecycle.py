@@ -297,7 +297,7 @@ def _deadline_passed(life: Life, now: datetime, rules: Rules) -> Step:  # noqa: 
         case S.INSTALLING | S.FETCHING:
             seconds = (now - life.since).total_seconds()
             return _fail(life, f"{life.state.value} was not done after {seconds:.0f} s: {life.reason}", now)
-        case S.STARTING | S.LOADING if life.adopted:
+        case S.STARTING | S.LOADING if life.adopted and life.ready_at is not None:
             reason = f"{SLOW}{life.reason.removeprefix(SLOW)}"
             return replace(life, reason=reason, deadline=_after(now, rules.timeouts.adopt_ready)), ()
         case S.STARTING | S.LOADING:

@@ -249,9 +249,8 @@ def test_survivors_keep_it_stopping_and_are_tried_again() -> None:
     assert (again.state, actions) == (S.STOPPING, (Action.CLEAR,))
 
 
-@pytest.mark.parametrize("state", [S.STARTING, S.LOADING, S.READY])
-def test_an_adopted_one_is_asked_again_and_never_killed_for_being_slow(state: ShardState) -> None:
-    life, actions = step(LIFE_IN[state], Adopted(), NOW, RULES)
+def test_an_adopted_one_that_was_ready_is_asked_again_and_never_killed_for_being_slow() -> None:
+    life, actions = step(LIFE_IN[S.READY], Adopted(), NOW, RULES)
     assert (life.state, actions) == (S.LOADING, (Action.AWAIT_READY,))
     assert life.deadline is not None
     assert life.deadline >= NOW + timedelta(seconds=60)
@@ -260,6 +259,22 @@ def test_an_adopted_one_is_asked_again_and_never_killed_for_being_slow(state: Sh
         assert (life.state, actions) == (S.LOADING, ())
     assert life.reason.startswith("slow after adoption: ")
     assert after(Ready(), life=life).state is S.READY
+
+
+@pytest.mark.parametrize("state", [S.STARTING, S.LOADING])
+def test_an_adopted_one_that_was_never_ready_has_the_rest_of_its_startup_and_no_more(
+    state: ShardState,
+) -> None:
+    begun = replace(LIFE_IN[state], ready_at=None, deadline=NOW + timedelta(seconds=600))
+    life, actions = step(begun, Adopted(), NOW, RULES)
+    assert (life.state, actions) == (S.LOADING, (Action.AWAIT_READY,))
+    assert life.deadline == begun.deadline
+    late, _ = step(replace(begun, deadline=NOW - timedelta(hours=1)), Adopted(), NOW, RULES)
+    assert late.deadline == NOW + timedelta(seconds=RULES.timeouts.adopt_ready)
+    given_up = after(DeadlinePassed(), life=life)
+    assert given_up.state is S.STOPPING
+    assert given_up.then is S.BACKOFF
+    assert given_up.attempts == begun.attempts + 1
 
 
 def test_a_slow_one_that_was_adopted_fails_when_it_exits() -> None:
