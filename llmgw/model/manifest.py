@@ -105,6 +105,7 @@ class Ssh:
     identity: FromFile | None = None
     agent: bool = False
     jump: str | None = None
+    jump_host_keys: tuple[str, ...] = ()
     config: bool = False
 
 
