@@ -443,7 +443,9 @@ def test_what_would_be_ignored_is_refused_by_name(asked: tuple[str, str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("kind", "path", "asked_for", "instead"), notyet.NOT_YET, ids=lambda value: str(value)[:30]
+    ("kind", "path", "asked_for", "instead"),
+    notyet.NOT_YET,
+    ids=[f"{kind}.{path}" for kind, path, *_ in notyet.NOT_YET],
 )
 def test_a_default_asks_for_nothing_that_is_not_supported(
     kind: str, path: str, asked_for: object, instead: str
