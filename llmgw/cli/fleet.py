@@ -72,13 +72,13 @@ def _wishes(command: Command) -> Command:
 @fleet_options
 @click.pass_obj
 def plan(asked: Asked, /, **options: Any) -> int:
-    r"""Show what `llmgw apply` would do, where everything would go and why. Changes nothing.
+    """Show what `llmgw apply` would do, where everything would go and why. Changes nothing.
 
     \b
     llmgw plan
     llmgw plan --out plan.json && llmgw apply plan.json
     llmgw plan --offline --detailed-exitcode      # in a pull request's check
-    """
+    """  # noqa: D301 - click wants the character itself
     return run(_plan(asked, **options))
 
 
@@ -161,7 +161,7 @@ def _tell_open_pass(prepared: Prepared) -> None:
 @fleet_options
 @click.pass_obj
 def apply(asked: Asked, /, **options: Any) -> int:
-    r"""Carry out what the newest commit asks for, or exactly the plan in FILE.
+    """Carry out what the newest commit asks for, or exactly the plan in FILE.
 
     Shows the plan and asks first; --yes does not ask. Interrupted once, it finishes what is in flight and records
     the outcome; whatever happens to it, the next apply goes on from there.
@@ -170,7 +170,7 @@ def apply(asked: Asked, /, **options: Any) -> int:
     llmgw apply
     llmgw apply --yes --no-wait          # from cron
     llmgw apply plan.json                # what `llmgw plan --out plan.json` showed
-    """
+    """  # noqa: D301 - click wants the character itself
     return run(_apply(asked, **options))
 
 
@@ -284,13 +284,13 @@ def _tell_end(settled: Settled, *, json_wanted: bool) -> int:
 @fleet_options
 @click.pass_obj
 def recover(asked: Asked, *, commit: str | None, yes: bool) -> int:
-    r"""Write the record anew when the state branch is gone or can't be read, from what the agents report.
+    """Write the record anew when the state branch is gone or can't be read, from what the agents report.
 
     Stops and starts nothing. Needs the fleet's secret on this machine.
 
     \b
     llmgw recover
-    """
+    """  # noqa: D301 - click wants the character itself
     return run(_recover(asked, commit=commit, yes=yes))
 
 

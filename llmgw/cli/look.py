@@ -30,13 +30,13 @@ SEARCHED = 2000
 @fleet_options
 @click.pass_obj
 def status(asked: Asked, *, json_wanted: bool) -> int:
-    r"""Show every replica: where it runs, what it computes on, since when, and what went wrong last.
+    """Show every replica: where it runs, what it computes on, since when, and what went wrong last.
 
     Asks the nodes; one that does not answer is shown as such.
 
     \b
     llmgw status
-    """
+    """  # noqa: D301 - click wants the character itself
     return run(_status(asked, json_wanted=json_wanted))
 
 
@@ -62,14 +62,14 @@ async def _status(asked: Asked, *, json_wanted: bool) -> int:
 @fleet_options
 @click.pass_obj
 def history(asked: Asked, *, serial: int | None, limit: int, json_wanted: bool) -> int:
-    r"""Show the changes that were made, newest first; with SERIAL, everything about one of them.
+    """Show the changes that were made, newest first; with SERIAL, everything about one of them.
 
     It is all in Git: `git log llmgw/state` tells the same.
 
     \b
     llmgw history
     llmgw history 12
-    """
+    """  # noqa: D301 - click wants the character itself
     return run(_history(asked, serial=serial, limit=limit, json_wanted=json_wanted))
 
 
@@ -134,12 +134,12 @@ def _entry_json(entry: HistoryEntry) -> dict[str, Any]:
 @fleet_options
 @click.pass_obj
 def logs(asked: Asked, *, name: str, lines: int, follow: bool) -> int:
-    r"""Print the output of the engine called NAME: a model, a replica or a shard.
+    """Print the output of the engine called NAME: a model, a replica or a shard.
 
     \b
     llmgw logs chat -f
     llmgw logs chat-1f0c9a2b-0.1-r0 -n 20
-    """
+    """  # noqa: D301 - click wants the character itself
     try:
         return run(_logs(asked, name, lines=lines, follow=follow))
     except KeyboardInterrupt:
@@ -205,14 +205,14 @@ def endpoints(
     form: str | None,
     file: Path | None,
 ) -> int:
-    r"""Print where each replica answers and the key that opens it. MODEL is a name, served name or alias.
+    """Print where each replica answers and the key that opens it. MODEL is a name, served name or alias.
 
     Comes from the record; asks no node. The keys are secrets.
 
     \b
     eval "$(llmgw endpoints --env)"
     llmgw endpoints --format litellm --write litellm.yaml
-    """
+    """  # noqa: D301 - click wants the character itself
     if sum((env_wanted, json_wanted, form is not None)) > 1:
         raise click.UsageError("--env, --json and --format are three ways to print the same: choose one")
     kind = "env" if env_wanted else "json" if json_wanted else form or "table"

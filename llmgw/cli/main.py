@@ -120,14 +120,14 @@ class Asked:
 def cli(
     ctx: click.Context, config: Path | None, repo: str | None, branch: str | None, path: str | None
 ) -> None:
-    r"""Run large language models on your own GPU machines from a Git repository.
+    """Run large language models on your own GPU machines from a Git repository.
 
     \b
     llmgw init fleet && cd fleet     start
     llmgw plan                       what would change
     llmgw apply                      change it
     eval "$(llmgw endpoints --env)"  use it
-    """
+    """  # noqa: D301 - click wants the character itself
     ctx.obj = Asked(config=config, repo=repo, branch=branch, path=path)
 
 

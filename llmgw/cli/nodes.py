@@ -20,11 +20,11 @@ def node() -> None:
 @fleet_options
 @click.pass_obj
 def stop_agent(asked: Asked, *, name: str, force: bool) -> int:
-    r"""Stop the agent of the local node NAME. Engines are not touched; the next apply starts the agent again.
+    """Stop the agent of the local node NAME. Engines are not touched; the next apply starts the agent again.
 
     \b
     llmgw node stop-agent laptop
-    """
+    """  # noqa: D301 - click wants the character itself
     return run(_stop_agent(asked, name, force=force))
 
 

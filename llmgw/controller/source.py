@@ -56,5 +56,5 @@ def desired_of_folder(
     top: Path, path: str | None, *, key_id: str, adapters: Mapping[str, EngineAdapter]
 ) -> Desired:
     """What a work tree asks for: for editing only, since nobody else can read it."""
-    files, links = read_folder(top)
+    files, links = read_folder(top, path)
     return resolve(load(files, commit=None, links=links, path=path), key_id=key_id, adapters=adapters)
