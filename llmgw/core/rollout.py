@@ -13,7 +13,7 @@ First everything that goes or stays is settled for all models, then places are f
 copy before those that never had one, then by priority and name.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmgw.core.amounts import at
 from llmgw.core.condition import Condition, Health
@@ -152,7 +152,7 @@ def _let_go(
 
 
 def _retire(round_: Round, stand: Standing, target: Copy, olds: list[Copy]) -> None:
-    """The new one is ready: published, then the old ones drain and stop."""
+    """The new one is ready: published, then the old ones drain and stop, as long as enough others serve."""
     if target.replica.id in stand.adopted:
         return
     if stand.held is not None:
@@ -164,14 +164,30 @@ def _retire(round_: Round, stand: Standing, target: Copy, olds: list[Copy]) -> N
     if not olds:
         round_.told.unchanged += 1
         return
+    going = [old for old in olds if not serves(old) or stand.spare_one()]
+    for old in olds:
+        if old not in going:
+            _serves_on(round_, stand, target, old)
+    if not going:
+        return
     stand.moving = True
     new = target.replica
     publish = round_.book.publish(new.id, model=new.model, reason=f"{new.id} is ready")
-    for old in olds:
+    for old in going:
         depart(round_, old, reason=f"{new.id} has taken over", after=(publish,))
     round_.told.changes.append(
-        _rolling(stand, target, olds[0], f"{new.id} is ready: {olds[0].replica.id} goes")
+        _rolling(stand, target, going[0], f"{new.id} is ready: {going[0].replica.id} goes")
     )
+
+
+def _serves_on(round_: Round, stand: Standing, target: Copy, old: Copy) -> None:
+    """A new spec that fails after it was ready must not take one replica after the other along."""
+    why = f"{target.replica.id} is ready, but {old.replica.id} serves on: {stand.must_serve} must serve, {stand.ready} do"
+    if stand.moving:
+        round_.told.waiting.append(f"{target.address}: {why}")
+        return
+    change = _rolling(stand, target, old, f"{why}, and nothing is under way that would change it")
+    round_.told.changes.append(replace(change, action=Action.BLOCKED, keyword="stalled"))
 
 
 def _wait_for(round_: Round, stand: Standing, target: Copy, olds: list[Copy]) -> None:

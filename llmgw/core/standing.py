@@ -17,8 +17,9 @@ from llmgw.model.record import Held, ModelRecord, ReplicaPhase, ReplicaRecord, R
 @dataclass(slots=True, kw_only=True)
 class Standing:
     """``goal`` is what replicas are to run: Git's spec, or the last good one while Git's is held; None: nothing new
-    is started. ``total`` counts every copy, old and new; ``serving`` the ordinals with a ready one. ``moving`` tells
-    whether anything of the model is on its way, so that waiting for it makes sense."""
+    is started. ``total`` counts every copy, old and new; ``serving`` the ordinals with a ready one, ``ready`` counts
+    the copies that serve. ``moving`` tells whether anything of the model is on its way, so that waiting for it makes
+    sense."""
 
     model: DesiredModel
     known: ModelRecord | None
@@ -29,6 +30,7 @@ class Standing:
     copies: Mapping[int, list[Copy]]
     total: int
     serving: set[int]
+    ready: int
     nodes: Counter[str]
     moving: bool
     adopted: frozenset[str] = frozenset()
@@ -38,6 +40,21 @@ class Standing:
     def allowed(self) -> int:
         """Copies that may exist at once."""
         return self.model.spec.replicas + self.model.spec.rollout.max_surge
+
+    @property
+    def must_serve(self) -> int:
+        """How many must serve while old ones go: every replica that has a copy at all, less what may be missing. One for
+        which there never was room takes nothing from the others."""
+        placed = sum(1 for ordinal in self.copies if ordinal < self.model.spec.replicas)
+        missing = self.model.spec.rollout.max_unavailable
+        return placed - (0 if missing == "auto" else missing)
+
+    def spare_one(self) -> bool:
+        """Whether one that serves may go, its successor being ready; counts it as gone then."""
+        if self.ready <= self.must_serve:
+            return False
+        self.ready -= 1
+        return True
 
     def address(self, ordinal: int) -> str:
         return f"model/{self.model.name}/{ordinal}"
@@ -85,6 +102,7 @@ def standing(
         copies=copies,
         total=len(every),
         serving={copy.replica.ordinal for copy in every if serves(copy)},
+        ready=sum(1 for copy in every if serves(copy)),
         nodes=Counter(node for copy in every for node in copy.nodes),
         moving=any(copy.leaving or copy.state.health is Health.COMING for copy in every),
         adopted=adopted,

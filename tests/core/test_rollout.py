@@ -338,6 +338,42 @@ def test_one_that_served_and_gave_up_is_told_and_left() -> None:
     assert world.record.models["chat"].held is None
 
 
+def given_up(world: Fleet, replica: str) -> None:
+    (node,) = world.nodes.values()
+    key = f"{replica}-r0"
+    node.shards[key] = replace(
+        node.shards[key], state="failed", last_error="it exits after a while", attempts=6
+    )
+
+
+def test_a_spec_that_fails_after_it_was_ready_does_not_take_one_replica_after_the_other_along() -> None:
+    world = settled(lab(model("chat", replicas=2)), box(gpus=3))
+    world.desired = lab(model("chat", args=("--new",), replicas=2))
+    while not (
+        gone := [each for each in world.record.replicas.values() if each.ordinal == 0 and each.n == 2]
+    ):
+        world.one_pass()
+    first = gone[0]
+    while len([each for each in world.record.replicas.values() if each.ordinal == 0]) > 1:
+        world.advance()
+        world.one_pass()
+    given_up(world, first.id)
+    last = world.settle()
+    assert keywords(last) == ["failed", "stalled"]
+    assert not last.commands
+    assert world.ready("chat") == 2, "the old copy of the other ordinal serves on beside its successor"
+    world.desired = lab(model("chat", args=("--mended",), replicas=2))
+    assert not world.settle().changes
+    assert world.ready("chat") == 2
+
+
+def test_an_ordinal_that_never_had_room_does_not_hold_up_the_others() -> None:
+    world = settled(lab(model("chat")), box(gpus=2))
+    world.desired = lab(model("chat", args=("--new",), replicas=2))
+    assert not world.settle().changes
+    assert world.ready("chat") == 2
+
+
 # ---- where it may be ---------------------------------------------------------------------------------
 
 
