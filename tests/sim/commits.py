@@ -1,0 +1,270 @@
+"""A pretended Git repository of manifests: what people ask for, and how they change their minds."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any, Literal
+
+from llmgw.core.resolve import resolve
+from llmgw.engines.registry import ADAPTERS
+from llmgw.model.desired import Desired
+from llmgw.model.ids import Commit
+from llmgw.model.manifest import (
+    GIB,
+    Duration,
+    Engine,
+    Gpus,
+    Local,
+    Manifest,
+    Manifests,
+    Metadata,
+    ModelSpec,
+    NodeSpec,
+    PlacementRules,
+    PortRange,
+    ProfileSpec,
+    Restart,
+    Rollout,
+    Size,
+    Source,
+    Spec,
+    Timeouts,
+)
+from llmgw.model.problems import StalledError, Where
+
+Shape = Literal["whole", "pair", "share", "cpu"]
+Manner = Literal["good", "slow", "never-ready", "exits", "exits later"]
+
+SHAPES: tuple[Shape, ...] = ("whole", "pair", "share", "cpu")
+BROKEN: tuple[Manner, ...] = ("never-ready", "exits", "exits later")
+PORTS = PortRange(from_port=18000, to_port=18011)
+"""Few, so that histories come near to using them up and reuse them soon."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeWish:
+    name: str
+    gpus: int
+    cordon: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelWish:
+    name: str
+    shape: Shape
+    replicas: int = 1
+    manner: Manner = "good"
+    flag: int = 0  # any change of it is another specDigest
+    priority: int = 100
+    protect: bool = False
+    max_surge: int = 1
+    max_unavailable: int | Literal["auto"] = "auto"
+    auto_revert: bool = True
+    spread: bool = False
+    label: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetWish:
+    nodes: tuple[NodeWish, ...]
+    models: tuple[ModelWish, ...]
+
+    def model(self, name: str) -> ModelWish | None:
+        return next((model for model in self.models if model.name == name), None)
+
+    def changed(self, model: ModelWish) -> "FleetWish":
+        return replace(self, models=tuple(model if old.name == model.name else old for old in self.models))
+
+
+def first_wish(rng: Random) -> FleetWish:
+    nodes = tuple(NodeWish(name=f"node{n}", gpus=rng.randint(0, 4)) for n in range(1, rng.randint(1, 4) + 1))
+    models = tuple(_new_model(rng, name) for name in ("ant", "bee", "cat", "dog")[: rng.randint(1, 4)])
+    return FleetWish(nodes=nodes, models=models)
+
+
+def _new_model(rng: Random, name: str) -> ModelWish:
+    return ModelWish(
+        name=name,
+        shape=rng.choice(("whole", "whole", "pair", "share", "cpu")),
+        replicas=rng.randint(0, 3),
+        manner=rng.choice(("good", "good", "good", "slow")),
+        priority=rng.choice((100, 100, 50, 200)),
+        protect=rng.random() < 0.15,
+        max_surge=rng.choice((1, 1, 0, 2)),
+        max_unavailable=rng.choice(("auto", "auto", "auto", 1, 0)),
+        auto_revert=rng.random() < 0.8,
+        spread=rng.random() < 0.3,
+    )
+
+
+def edited(rng: Random, wish: FleetWish) -> tuple[str, FleetWish]:
+    """What a person might commit next, in words and as a whole."""
+    model = rng.choice(wish.models) if wish.models else None
+    kinds = ["add", "cordon"]
+    if model is not None:
+        kinds += ["flag", "flag", "flag", "scale", "scale", "remove", "break", "break", "mend", "priority"]
+        kinds += ["label", "protect", "shape"]
+    kind = rng.choice(kinds)
+    if kind == "add" or model is None:
+        return _added(rng, wish)
+    if kind == "cordon":
+        node = rng.choice(wish.nodes)
+        nodes = tuple(replace(it, cordon=not it.cordon) if it == node else it for it in wish.nodes)
+        return f"{'uncordon' if node.cordon else 'cordon'} {node.name}", replace(wish, nodes=nodes)
+    if kind == "remove":
+        rest = tuple(it for it in wish.models if it != model)
+        return f"remove {model.name}", replace(wish, models=rest)
+    changed = _edited_model(rng, model, kind)
+    return f"{kind} {model.name}: {changed}", wish.changed(changed)
+
+
+def _added(rng: Random, wish: FleetWish) -> tuple[str, FleetWish]:
+    free = [name for name in ("ant", "bee", "cat", "dog", "elk") if wish.model(name) is None]
+    if not free:
+        return "nothing", wish
+    model = _new_model(rng, rng.choice(free))
+    return f"add {model}", replace(wish, models=(*wish.models, model))
+
+
+def _edited_model(rng: Random, model: ModelWish, kind: str) -> ModelWish:
+    edits: Mapping[str, Callable[[], Mapping[str, Any]]] = {
+        "flag": lambda: {"flag": model.flag + 1},
+        "scale": lambda: {"replicas": rng.randint(0, 3)},
+        "break": lambda: {"flag": model.flag + 1, "manner": rng.choice(BROKEN)},
+        "mend": lambda: {"flag": model.flag + 1, "manner": "good"},
+        "priority": lambda: {"priority": rng.choice((10, 100, 300))},
+        "label": lambda: {"label": model.label + 1},
+        "protect": lambda: {"protect": not model.protect},
+        "shape": lambda: {"shape": rng.choice(SHAPES)},
+    }
+    return replace(model, **edits[kind]())
+
+
+# ---- As manifests ------------------------------------------------------------------------------------
+
+
+def manifests_of(wish: FleetWish, commit: Commit) -> Manifests:
+    return Manifests(
+        commit=commit,
+        fleet=None,
+        nodes=tuple(_manifest("Node", node.name, _node_spec(node)) for node in wish.nodes),
+        profiles=tuple(_manifest("Profile", f"p-{it.name}", _profile_spec(it)) for it in wish.models),
+        models=tuple(
+            _manifest("Model", it.name, _model_spec(it), labels={"label": str(it.label)})
+            for it in wish.models
+        ),
+    )
+
+
+def _manifest(kind: str, name: str, spec: Spec, labels: Mapping[str, str] | None = None) -> Manifest:
+    return Manifest(
+        kind=kind,
+        metadata=Metadata(name=name, labels=labels or {}),
+        spec=spec,
+        where=Where(file=f"{kind.lower()}-{name}.yaml", line=1, column=1),
+    )
+
+
+def address_of(node: str) -> str:
+    return f"10.0.0.{node.removeprefix('node')}"
+
+
+def _node_spec(node: NodeWish) -> NodeSpec:
+    return NodeSpec(
+        transport="local",
+        local=Local(work_dir=f"/pretended/{node.name}"),
+        address=address_of(node.name),
+        ports=PORTS,
+        cordon=node.cordon,
+    )
+
+
+def _profile_spec(model: ModelWish) -> ProfileSpec:
+    match model.shape:
+        case "whole":
+            gpus = Gpus(per_node=1)
+        case "pair":
+            gpus = Gpus(per_node=2)
+        case "share":
+            gpus = Gpus(per_node=1, share=Size(20 * GIB))
+        case "cpu":
+            gpus = Gpus(per_node=0)
+    return ProfileSpec(
+        engine=Engine(name="sim", version="1"),
+        gpus=gpus,
+        memory=Size(2 * GIB),
+        args=("--token-delay", str(model.flag), *MANNERS[model.manner]),
+        startup_timeout=Duration(90),
+        timeouts=Timeouts(stop=Duration(20), adopt_ready=Duration(30)),
+        restart=Restart(backoff=Duration(2), max_backoff=Duration(20), give_up_after=3),
+    )
+
+
+MANNERS: Mapping[Manner, tuple[str, ...]] = {
+    "good": (),
+    "slow": ("--load-seconds", "60"),
+    "never-ready": ("--never-ready",),
+    "exits": ("--exit-after", "3"),
+    "exits later": ("--exit-after", "30"),
+}
+"""As the sim engine itself would be told."""
+
+
+def _model_spec(model: ModelWish) -> ModelSpec:
+    return ModelSpec(
+        source=Source(url=f"http://weights.invalid/{model.name}.gguf", sha256="0" * 64),
+        profile=f"p-{model.name}",
+        replicas=model.replicas,
+        priority=model.priority,
+        protect=model.protect,
+        placement=PlacementRules(spread="node" if model.spread else "none"),
+        rollout=Rollout(
+            max_surge=model.max_surge,
+            max_unavailable=model.max_unavailable,
+            drain_timeout=Duration(10),
+            auto_revert=model.auto_revert,
+        ),
+    )
+
+
+@dataclass(slots=True)
+class Commits:
+    """One branch, never rewritten. Implements controller.fleet.Source."""
+
+    wishes: list[FleetWish] = field(default_factory=list)
+    kept: set[Commit] = field(default_factory=set)
+
+    def add(self, wish: FleetWish) -> Commit:
+        self.wishes.append(wish)
+        return self._name(len(self.wishes))
+
+    def wish_of(self, commit: Commit) -> FleetWish:
+        return self.wishes[self._number(commit) - 1]
+
+    @staticmethod
+    def _name(number: int) -> Commit:
+        return Commit(f"c{number:039x}")
+
+    @staticmethod
+    def _number(commit: Commit) -> int:
+        return int(commit[1:], 16)
+
+    async def newest(self) -> Commit:
+        return self._name(len(self.wishes))
+
+    async def commit(self, name: str) -> Commit:
+        if not 0 < self._number(Commit(name)) <= len(self.wishes):
+            raise StalledError(f"there is no commit {name}")
+        return Commit(name)
+
+    async def desired(self, commit: Commit, *, key_id: str) -> Desired:
+        return resolve(manifests_of(self.wish_of(commit), commit), key_id=key_id, adapters=ADAPTERS)
+
+    async def is_ancestor(self, older: Commit, newer: Commit) -> bool:
+        return self._number(older) <= self._number(newer)
+
+    async def unpushed(self, commit: Commit) -> bool:
+        return False
+
+    async def keep(self, commit: Commit) -> None:
+        self.kept.add(commit)

@@ -1,0 +1,193 @@
+"""Controllers of a history: each pass is one life, which may end at any seam call."""
+
+import asyncio
+import traceback
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from llmgw.clock import Clock
+from llmgw.controller.fleet import Fleet
+from llmgw.controller.nodes.transport import Link, Transport
+from llmgw.controller.passes.halt import Halt
+from llmgw.controller.passes.links import Links
+from llmgw.controller.passes.prepare import Prepared, Wish, prepare
+from llmgw.controller.passes.progress import Silent
+from llmgw.controller.passes.reconcile import one_pass
+from llmgw.controller.passes.values import PassRequest, PassResult
+from llmgw.engines.registry import ADAPTERS
+from llmgw.model.desired import DesiredNode
+from llmgw.model.facts import Facts
+from llmgw.model.ids import FleetId
+from llmgw.model.problems import HeldError, InvalidError, LlmgwError
+from tests.sim.commits import Commits
+from tests.sim.crash import Guard, Incarnation, SimulatedCrash, guard
+from tests.sim.store import SimStore
+
+FLEET = FleetId("fleet-of-the-simulation")
+
+
+class FixedSecret:
+    """See controller.fleet.FleetSecret."""
+
+    place = "the simulation"
+
+    def load(self) -> bytes | None:
+        return b"a secret that is long enough for the purpose"
+
+    def make(self) -> bytes:
+        return b"a secret that is long enough for the purpose"
+
+
+@dataclass(slots=True)
+class Machine:
+    """A machine that people apply from: its holder name and its kernel lock, which a dead process gives back."""
+
+    holder: str
+    inside: Incarnation | None = None
+
+    @asynccontextmanager
+    async def lock(self, timeout: float, life: Incarnation) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + timeout
+        while self.inside is not None and not self.inside.dead:
+            if loop.time() >= give_up:
+                raise HeldError(f"another apply is at work on this machine ({self.inside.name})")
+            await asyncio.sleep(0.5)
+        self.inside = life
+        try:
+            yield
+        finally:
+            if self.inside is life:
+                self.inside = None
+
+
+class GuardedTransport:
+    """A transport of one life: its links are guarded as well."""
+
+    def __init__(self, transport: Transport, life: Incarnation, delay: Callable[[], float]) -> None:
+        self._transport = guard(transport, life, "transport", delay)
+        self._life = life
+        self._delay = delay
+
+    async def connect(self, node: DesiredNode, *, fleet: str | None) -> Link:
+        link = await self._transport.connect(node, fleet=fleet)
+        return cast("Link", Guard(link, self._life, f"link {node.name}", self._delay))
+
+    async def probe(self, node: DesiredNode) -> Facts:
+        return await self._transport.probe(node)
+
+    async def bootstrap(self, node: DesiredNode, *, fleet: str) -> None:
+        await self._transport.bootstrap(node, fleet=fleet)
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+
+@dataclass(slots=True, kw_only=True)
+class Controllers:
+    """Makes passes over one fleet."""
+
+    commits: Commits
+    store: SimStore
+    transport: Transport
+    clock: Clock
+    delay: Callable[[], float]
+    life: Callable[[str], Incarnation]
+    told: Callable[[str], None]
+    violate: Callable[[str], None]
+    allow_prune: bool = True
+    machines: Mapping[str, Machine] = field(
+        default_factory=lambda: {name: Machine(holder=name) for name in ("ann@desk", "bob@laptop")}
+    )
+    passes: int = 0
+    running: dict[asyncio.Task[PassResult | None], Incarnation] = field(default_factory=dict)
+
+    def begin(
+        self, machine: str, *, crash_in: int | None = None, wish: Wish | None = None
+    ) -> "asyncio.Task[PassResult | None]":
+        """A pass that goes on beside whatever else happens; None: it died, or could not go on."""
+        self.passes += 1
+        life = self.life(f"pass{self.passes} {machine}")
+        if crash_in is not None:
+            life.crash_in(crash_in)
+        task = life.spawn(
+            self._pass(self.machines[machine], life, wish or Wish(allow_prune=self.allow_prune))
+        )
+        self.running[task] = life
+        task.add_done_callback(lambda done: self.running.pop(done, None))
+        return task
+
+    async def _pass(self, machine: Machine, life: Incarnation, wish: Wish) -> PassResult | None:
+        links = Links({"local": GuardedTransport(self.transport, life, self.delay)})
+        fleet = self.fleet(machine, life)
+        try:
+            result = await one_pass(
+                fleet, PassRequest(wish=wish), links=links, halt=Halt(), progress=Silent()
+            )
+        except InvalidError as wrong:
+            self.violate(f"{life.name}: the history's manifests are wrong: {wrong}")
+            return None
+        except LlmgwError as refused:
+            self.told(f"{life.name}: {type(refused).__name__}: {refused}")
+            return None
+        except BaseException as end:  # noqa: BLE001 - whatever ends a pass must not end the history
+            if not (life.dead and died(end)):
+                self.violate(f"{life.name} broke: {broken(end)}")
+            return None
+        finally:
+            if not life.dead:
+                await links.close()
+        if result.outcome is not None:
+            self.told(f"{life.name}: serial {result.record.serial} {result.outcome.value} {result.halted}")
+        return result
+
+    async def look(self) -> Prepared:
+        """What ``llmgw plan`` would see now."""
+        life = self.life("plan")
+        links = Links({"local": GuardedTransport(self.transport, life, lambda: 0.0)})
+        try:
+            return await prepare(
+                self.fleet(self.machines["ann@desk"], life), Wish(allow_prune=self.allow_prune), links
+            )
+        finally:
+            await links.close()
+
+    def fleet(self, machine: Machine, life: Incarnation) -> Fleet:
+        return Fleet(
+            name="sim",
+            source=guard(self.commits, life, "source", self.delay),
+            store=guard(self.store, life, "store", self.delay),
+            transports={},
+            adapters=ADAPTERS,
+            clock=self.clock,
+            secret=FixedSecret(),
+            lock=lambda timeout: machine.lock(timeout, life),
+            first_id=FLEET,
+            holder=machine.holder,
+            actor=machine.holder,
+            environment={},
+        )
+
+
+def broken(error: BaseException) -> str:
+    """An error and the place that it comes from, in a line."""
+    if group := _group(error):
+        return "; ".join(broken(one) for one in group)
+    frames = traceback.extract_tb(error.__traceback__)
+    places = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames[-4:]))
+    return f"{type(error).__name__}: {error} at {places}"
+
+
+def died(end: BaseException) -> bool:
+    """Whether this is only how a simulated crash looks from outside."""
+    if group := _group(end):
+        return all(died(one) for one in group)
+    return isinstance(end, SimulatedCrash | asyncio.CancelledError)
+
+
+def _group(error: BaseException) -> tuple[BaseException, ...]:
+    """What a group of errors holds; the linter's oldest Python does not know the class."""
+    return getattr(error, "exceptions", ())

@@ -1,0 +1,410 @@
+"""What must never happen, looked at after every seam call, every command and every commit of the record.
+
+What is so on the machines counts, not what agents or record say of it. A violation is told once, in words.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from llmgw.agent.fakes import Process
+from llmgw.model.ids import parse_replica_id, parse_shard_id
+from llmgw.model.launch import LaunchSpec
+from llmgw.model.plan import Action, Plan
+from llmgw.model.record import Outcome, PassRecord, Record, ReplicaPhase, ReplicaRecord
+from llmgw.wire import codec
+
+if TYPE_CHECKING:
+    from tests.sim.node import SimNode
+    from tests.sim.store import Written
+    from tests.sim.world import World
+
+
+LOOKING = 30.0
+"""Seconds that may lie between a pass's look at the nodes and its intent."""
+GLANCE = 0.2
+"""Seconds between looks at who serves; whoever serves for less is missed by nobody."""
+WATCHED = 3
+"""Passes that may still be at work at the same time."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PassWatch:
+    """What one serial's pass may take away: ``seen`` were serving at some moment since it began to look."""
+
+    serial: int
+    plan: Plan
+    record: Record
+    before: tuple[ReplicaRecord, ...]  # what was recorded before it began
+    known: set[str]  # what the record knew to serve: what nobody knew of yet is missed by nobody
+    seen: dict[str, set[str]]
+    taken: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+
+class Invariants:
+    """Kept up to date by the world; see World."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._told: set[str] = set()
+        self.specs: dict[str, LaunchSpec] = {}  # every start command that came to an agent, by shard
+        self.asked: set[str] = set()  # shards whose end somebody has asked for
+        self.leaving: set[str] = set()  # shards whose agent has agreed to that
+        self.recorded: set[str] = set()  # replicas that ever stood in the record
+        self.passes: dict[int, PassWatch] = {}
+        self._served: dict[tuple[str, str], float] = {}  # model and replica -> when it last served
+        self._looked = -1.0
+        self._owners: dict[str, bytes] = {}
+        self._took_a_server: dict[str, bool] = {}  # command id -> whether its shard served when it came
+        self._fences: dict[str, tuple[int, str]] = {}
+        self._commanding = 0
+        self._intents: set[int] = set()
+        self._alive_at_death: dict[str, dict[str, int]] = {}
+
+    def violate(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._world.violate(text)
+
+    # ---- after every seam call -----------------------------------------------------------------------
+
+    def step(self) -> None:
+        for node in self._world.nodes.values():
+            self._fence_only_grows(node)
+        if self._world.loop.elapsed - self._looked >= GLANCE:
+            self._looked = self._world.loop.elapsed
+            self._remember_serving()
+
+    def began(self, node: "SimNode") -> None:
+        """A process has begun: only then can a machine become too small."""
+        living = node.machine.living()
+        ports: dict[int, str] = {}
+        gpus: dict[str, list[tuple[str, int | None]]] = defaultdict(list)
+        memory = 0
+        for process in living:
+            shard = process.order.shard
+            spec = self.specs.get(shard)
+            if spec is None:
+                self.violate(f"{node.name}: {shard} runs, and nobody ever asked for it")
+                continue
+            for port in process.ports:
+                if port in ports:
+                    self.violate(f"{node.name}: {ports[port]} and {shard} both want port {port}")
+                ports[port] = shard
+            for claim in spec.claims.gpus:
+                gpus[claim.uuid].append((shard, claim.memory))
+            memory += spec.claims.memory
+        if memory > node.machine.memory:
+            self.violate(f"{node.name}: engines that live claim {memory} bytes of {node.machine.memory}")
+        totals = {gpu.uuid: gpu.memory_total for gpu in node.machine.gpus}
+        for uuid, holders in gpus.items():
+            if too_much := over(uuid, holders, totals):
+                self.violate(f"{node.name}: engines that live: {too_much}")
+
+    def _fence_only_grows(self, node: "SimNode") -> None:
+        data = node.contents.files.get("state/owner.json")
+        if data is None or data is self._owners.get(node.name):
+            return
+        self._owners[node.name] = data
+        fence = json.loads(data).get("fence")
+        if fence is None:
+            return
+        now, before = (fence["serial"], fence["intent"]), self._fences.get(node.name)
+        if before is not None and (now[0] < before[0] or (now[0] == before[0] and now[1] != before[1])):
+            self.violate(f"{node.name}: its fence went from {before} to {now}")
+        self._fences[node.name] = now
+
+    # ---- who serves ----------------------------------------------------------------------------------
+
+    def serving(self) -> dict[str, set[str]]:
+        """Replicas that answer users, whose agent knows it, and that were not told to go; by model."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for node in self._world.nodes.values():
+            ready = node.ready()
+            for process in node.machine.living():
+                shard = process.order.shard
+                if shard in ready and shard not in self.leaving and node.machine.serves(process):
+                    spec = self.specs[shard]
+                    found[spec.model].add(spec.replica)
+        return found
+
+    def _remember_serving(self) -> None:
+        now = self._world.loop.elapsed
+        watches = list(self.passes.values())[-WATCHED:]
+        for model, replicas in self.serving().items():
+            for replica in replicas:
+                self._served[model, replica] = now
+            for watch in watches:
+                watch.seen.setdefault(model, set()).update(replicas)
+
+    def _served_lately(self) -> dict[str, set[str]]:
+        """What a pass that has just made up its mind may have seen serving."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for (model, replica), at in self._served.items():
+            if self._world.loop.elapsed - at <= LOOKING:
+                found[model].add(replica)
+        return found
+
+    # ---- commands ------------------------------------------------------------------------------------
+
+    def arrived(self, node: str, method: str, params: Mapping[str, Any]) -> None:
+        """A command has come to an agent, which may still refuse it."""
+        serial = params["command"]["fence"]["serial"]
+        plan = self._world.store.plans.get(serial)
+        if plan is None:
+            self.violate(f"{node} got {params['command']['id']}, and serial {serial} has no intent")
+        elif method == "start":
+            spec = codec.from_json(LaunchSpec, params["spec"], strict=True)
+            if not any(step.launch == spec for step in plan.steps):
+                self.violate(
+                    f"{node} got a start of {spec.shard} that the plan of serial {serial} does not hold"
+                )
+            known = self.specs.get(spec.shard)
+            if known is not None and known != spec:
+                self.violate(
+                    f"{spec.shard} is started again as something else: a placement number came twice"
+                )
+            self.specs.setdefault(spec.shard, spec)
+            self.asked.discard(spec.shard)
+        if method in ("stop", "drain"):
+            self.asked.add(params["shard"])
+            served = any(_replica_of(params["shard"]) in replicas for replicas in self.serving().values())
+            self._took_a_server[params["command"]["id"]] = served
+
+    def accepted(self, node: str, method: str, params: Mapping[str, Any]) -> None:
+        """An agent has taken a command."""
+        fence = params["command"]["fence"]
+        serial = fence["serial"]
+        if serial < self._commanding:
+            self.violate(
+                f"{node} took {params['command']['id']} after serial {self._commanding} had commanded: two at once"
+            )
+        self._commanding = max(self._commanding, serial)
+        if method == "start":
+            self.leaving.discard(params["spec"]["shard"])
+        elif method in ("stop", "drain"):
+            served = self._took_a_server.get(params["command"]["id"], False)
+            self._taken_away(node, method, params["shard"], serial, served=served)
+
+    def _taken_away(self, node: str, method: str, shard: str, serial: int, *, served: bool) -> None:
+        replica = _replica_of(shard)
+        if replica not in self.recorded:
+            self.violate(f"{node}: {method} of {shard}, which the record never held")
+        spec, watch = self.specs.get(shard), self.passes.get(serial)
+        was_leaving = shard in self.leaving
+        self.leaving.add(shard)
+        if spec is not None:
+            self._served.pop((spec.model, spec.replica), None)
+        if was_leaving or not served or spec is None or watch is None:
+            return
+        seen = watch.seen.get(spec.model, set()) & watch.known
+        if replica not in seen:
+            return  # it did not serve anybody
+        watch.taken[spec.model].add(replica)
+        left = len(seen - watch.taken[spec.model])
+        need, why = self._least(spec.model, watch)
+        if left < need:
+            self.violate(
+                f"{method} of {shard} by serial {serial} leaves {left} of {spec.model} serving "
+                f"({', '.join(sorted(seen - watch.taken[spec.model])) or 'none'}), and {need} must be: {why}"
+            )
+
+    def _least(self, model: str, watch: PassWatch) -> tuple[int, str]:
+        """How many replicas of a model the pass must leave serving."""
+        commit = watch.record.commit
+        wish = self._world.commits.wish_of(commit).model(model) if commit is not None else None
+        known = watch.record.models.get(model)
+        protect = wish.protect if wish is not None else known is not None and known.protect
+        if wish is None:
+            return (1, "it is protected") if protect else (0, "it was removed")
+        destroys = any(
+            change.model == model and change.action is Action.DESTROY_BEFORE_CREATE
+            for change in watch.plan.changes
+        )
+        allowed = wish.max_unavailable if wish.max_unavailable != "auto" else int(destroys)
+        placed = {it.ordinal for it in watch.before if it.model == model and it.ordinal < wish.replicas}
+        need = max(len(placed) - allowed, 1 if protect else 0)
+        return (
+            need,
+            f"{wish.replicas} asked for, {len(placed)} have a place, {allowed} may be away, protected: {protect}",
+        )
+
+    def signalled(self, node: "SimNode", process: Process, number: int) -> None:
+        """An engine that answers is only ended because somebody asked for it."""
+        shard = process.order.shard
+        if node.machine.serves(process) and shard not in self.asked:
+            self.violate(f"{node.name}: signal {number} to {shard}, which serves and was not told to go")
+
+    # ---- the record ----------------------------------------------------------------------------------
+
+    def wrote(self, written: "Written") -> None:
+        record = written.record
+        before = self._world.store.written[-2].record if len(self._world.store.written) > 1 else None
+        self.recorded.update(record.replicas)
+        self._record_within_the_machines(record)
+        self._one_at_a_time(before, record, written)
+        self._numbers_only_grow(before, record)
+        self._endpoints_are_real(record)
+        if codec.loads(Record, codec.dumps(record), strict=True) != record:
+            self.violate(f"the record of serial {record.serial} does not survive being written and read")
+        if written.plan is not None and record.serial not in self.passes:
+            self._remember_serving()
+            self.passes[record.serial] = PassWatch(
+                serial=record.serial,
+                plan=written.plan,
+                record=record,
+                before=tuple(before.replicas.values()) if before is not None else (),
+                known=_known_to_serve(before) | _known_to_serve(record),
+                seen=self._served_lately(),
+            )
+
+    def _record_within_the_machines(self, record: Record) -> None:
+        gpus: dict[str, list[tuple[str, int | None]]] = defaultdict(list)
+        ports: dict[tuple[str, int], str] = {}
+        memory: dict[str, int] = defaultdict(int)
+        for replica in record.replicas.values():
+            for rank in replica.ranks:
+                memory[rank.node] += rank.memory
+                for claim in rank.gpus:
+                    gpus[claim.uuid].append((replica.id, claim.memory))
+                for port in rank.ports:
+                    other = ports.setdefault((rank.node, port), replica.id)
+                    if other != replica.id:
+                        self.violate(
+                            f"recorded: {other} and {replica.id} both hold port {port} of {rank.node}"
+                        )
+        totals = {
+            gpu.uuid: gpu.memory_total for node in self._world.nodes.values() for gpu in node.machine.gpus
+        }
+        for uuid, holders in gpus.items():
+            if too_much := over(uuid, holders, totals):
+                self.violate(f"recorded: {too_much}")
+        for name, held in memory.items():
+            if held > self._world.nodes[name].machine.memory:
+                self.violate(f"recorded: {held} bytes of memory on {name}")
+
+    def _one_at_a_time(self, before: Record | None, record: Record, written: "Written") -> None:
+        last, now = before.last_pass if before is not None else None, record.last_pass
+        if written.plan is not None and now is not None and now.outcome is None:
+            self._intents.add(record.serial)
+        if before is not None and record.serial not in (before.serial, before.serial + 1):
+            self.violate(f"serial {record.serial} follows {before.serial}")
+        if now is not None and now.serial != record.serial:
+            self.violate(f"the record of serial {record.serial} tells of a pass of serial {now.serial}")
+        if before is None or last is None or now is None:
+            return
+        if record.serial == before.serial + 1 and last.outcome is None:
+            self.violate(f"serial {record.serial} begins, and serial {last.serial} has no outcome")
+        if last.outcome is None and now.holder != last.holder and not self._over(last):
+            self.violate(f"{now.holder} writes while {last.holder} holds a lease until {last.lease_until}")
+        settled = last.outcome is Outcome.ACCEPTED and now.outcome is Outcome.DONE
+        told_before = record.serial == before.serial and last.outcome is not None
+        if told_before and last.outcome != now.outcome and not settled:
+            self.violate(f"the outcome of serial {record.serial} went from {last.outcome} to {now.outcome}")
+
+    def _over(self, passed: PassRecord) -> bool:
+        return passed.lease_until <= self._world.clock.now()
+
+    def _numbers_only_grow(self, before: Record | None, record: Record) -> None:
+        for replica in record.replicas.values():
+            old = before.replicas.get(replica.id) if before is not None else None
+            if old is not None and (old.ranks, old.spec_digest) != (replica.ranks, replica.spec_digest):
+                self.violate(f"recorded: {replica.id} became another replica under the same name")
+            name = parse_replica_id(replica.id)
+            if name is None or not replica.spec_digest.startswith(name.digest8):
+                self.violate(f"recorded: {replica.id} runs {replica.spec_digest[:8]}")
+        for model in record.models.values():
+            known = before.models.get(model.name) if before is not None else None
+            for ordinal, n in known.placements.items() if known is not None else ():
+                if model.placements.get(ordinal, 0) < n:
+                    self.violate(f"recorded: placements of {model.name}/{ordinal} fell from {n}")
+
+    def _endpoints_are_real(self, record: Record) -> None:
+        for endpoint in record.endpoints:
+            replica = record.replicas.get(endpoint.replica)
+            if replica is None:
+                self.violate(f"published: {endpoint.replica}, which the record does not hold")
+            elif not _matches(replica, endpoint.address, endpoint.port):
+                self.violate(f"published: {endpoint.replica} at {endpoint.address}:{endpoint.port}")
+            elif replica.phase not in (ReplicaPhase.SERVING, ReplicaPhase.DRAINING):
+                self.violate(f"published: {endpoint.replica}, which is {replica.phase.value}")
+
+    # ---- agents come and go --------------------------------------------------------------------------
+
+    def engines(self, node: "SimNode") -> dict[str, int]:
+        return {process.order.shard: process.pid for process in node.machine.living()}
+
+    def agent_died(self, node: "SimNode") -> None:
+        """Called at the moment of its death."""
+        self._alive_at_death[node.name] = self.engines(node)
+
+    def ended(self, node: "SimNode", shard: str) -> None:
+        """An engine has ended, of itself or by what was sent to it before."""
+        self._alive_at_death.get(node.name, {}).pop(shard, None)
+
+    def agent_is_back(self, node: "SimNode") -> None:
+        """It answers: what lived when the last one died lives on under the same pid."""
+        now = self.engines(node)
+        for shard, pid in self._alive_at_death.pop(node.name, {}).items():
+            if now.get(shard) != pid:
+                self.violate(
+                    f"{node.name}: {shard} was pid {pid} when the agent died and is {now.get(shard)}"
+                )
+
+    # ---- the end -------------------------------------------------------------------------------------
+
+    def at_the_end(self) -> None:
+        """When everything has settled."""
+        last: dict[int, PassRecord] = {}
+        for written in self._world.store.written:
+            if written.record.last_pass is not None:
+                last[written.record.serial] = written.record.last_pass
+        for serial, passed in last.items():
+            if passed.outcome is None:
+                self.violate(f"serial {serial} has no outcome")
+        for serial in set(self._commands()) - self._intents:
+            self.violate(f"serial {serial} commanded without an intent")
+        record = self._world.store.record
+        if record is not None:
+            self._what_runs_is_recorded(record)
+
+    def _commands(self) -> Iterable[int]:
+        return self.passes
+
+    def _what_runs_is_recorded(self, record: Record) -> None:
+        wanted: dict[str, str] = {}
+        for replica in record.replicas.values():
+            for rank in replica.ranks:
+                wanted[f"{replica.id}-r{rank.rank}"] = rank.node
+        for node in self._world.nodes.values():
+            for shard in self.engines(node):
+                if wanted.get(shard) != node.name:
+                    self.violate(f"settled: {shard} runs on {node.name}, and the record does not know")
+
+
+def _replica_of(shard: str) -> str:
+    parsed = parse_shard_id(shard)
+    return parsed[0] if parsed is not None else shard
+
+
+def _known_to_serve(record: Record | None) -> set[str]:
+    phases = (ReplicaPhase.SERVING, ReplicaPhase.DRAINING)
+    replicas = record.replicas.values() if record is not None else ()
+    return {replica.id for replica in replicas if replica.phase in phases}
+
+
+def over(uuid: str, holders: list[tuple[str, int | None]], totals: Mapping[str, int]) -> str:
+    """Why these are too many for one GPU; empty: they are not. ``None`` claims all of it."""
+    who = ", ".join(sorted(name for name, _ in holders))
+    if len(holders) > 1 and any(memory is None for _, memory in holders):
+        return f"{who} claim {uuid}, one of them as a whole"
+    if sum(memory or 0 for _, memory in holders) > totals.get(uuid, 0):
+        return f"{who} claim more than {uuid} has"
+    return ""
+
+
+def _matches(replica: ReplicaRecord, address: str, port: int) -> bool:
+    leader = replica.ranks[0]
+    return leader.address == address and leader.ports[:1] == (port,)
