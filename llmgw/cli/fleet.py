@@ -96,7 +96,7 @@ async def _plan(
         prepared = await prepare(opened.fleet, wish, links)
     made = saved_plans.with_wish(prepared.plan, wish)
     if json_wanted:
-        output.say(json.dumps(saved_plans.document(made), indent=2, ensure_ascii=False))
+        output.say(json.dumps(saved_plans.document(made), ensure_ascii=False))
     else:
         output.say(plan_text(made, show_commands=show_commands))
     _tell_open_pass(prepared)

@@ -55,7 +55,7 @@ def document(plan: Plan) -> dict[str, object]:
 
 def save(plan: Plan, path: Path) -> None:
     """Written whole or not at all, for its owner only: command lines may tell what others should not read."""
-    text = json.dumps(document(plan), ensure_ascii=False, indent=1) + "\n"
+    text = json.dumps(document(plan), ensure_ascii=False) + "\n"
     write_private(path, text.encode())
 
 
