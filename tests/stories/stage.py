@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from difflib import unified_diff
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
@@ -185,7 +186,9 @@ class Stage:
         if os.environ.get("UPDATE_GOLDEN"):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        assert text == path.read_text(), f"{path.name} differs; UPDATE_GOLDEN=1 writes it anew"
+        kept = path.read_text()
+        differences = unified_diff(kept.splitlines(), text.splitlines(), "kept", "now", lineterm="", n=1)
+        assert text == kept, "\n".join([f"{path.name} (UPDATE_GOLDEN=1 writes it anew)", *differences])
 
     def plain(self, text: str) -> str:
         text = text.replace(str(self.folder), "<folder>").replace(socket.gethostname(), "<host>")
@@ -228,9 +231,9 @@ def until(condition: Callable[[], Any], what: str, *, within: float = 30) -> Any
 
 
 def free_ports() -> int:
-    """The first of a row of ports that nobody uses right now."""
+    """The first of a row of ports that nobody uses right now, below those of outgoing connections."""
     for _ in range(50):
-        first = SystemRandom().randrange(20_000, 60_000, 20)
+        first = SystemRandom().randrange(20_000, 32_000, 20)
         if all(_is_free(first + number) for number in range(PORTS)):
             return first
     raise AssertionError("no row of free ports")

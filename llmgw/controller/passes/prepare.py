@@ -44,9 +44,14 @@ class Prepared:
     plan: Plan
 
 
-async def prepare(fleet: Fleet, wish: Wish, links: Links) -> Prepared:
-    """Read, observe, plan. The commit is resolved once and carried through."""
+async def prepare(
+    fleet: Fleet, wish: Wish, links: Links, *, check: Callable[[Stored, Commit | None], None] | None = None
+) -> Prepared:
+    """Read, observe, plan. The commit is resolved once and carried through. ``check`` is given what was read, before
+    anything is made of it, and may raise."""
     stored, commit = await asyncio.gather(fleet.store.read(), _commit(fleet, wish))
+    if check is not None:
+        check(stored, commit)
     record = stored.record or _first_record(fleet, wish)
     desired = await _desired(fleet, wish, commit, record)
     links.fleet = record.fleet if stored.record else None

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.aftermath import became_of
@@ -17,6 +18,7 @@ from llmgw.controller.passes.values import PassRequest, PassResult, SupersededEr
 from llmgw.controller.passes.work import Work, pass_record
 from llmgw.controller.repo.records import LostRaceError, Stored
 from llmgw.core import recording
+from llmgw.model.ids import Commit
 from llmgw.model.plan import StepKind
 from llmgw.model.problems import HeldError, StalledError
 from llmgw.model.record import Outcome, Record
@@ -47,8 +49,7 @@ async def one_pass(
 async def _attempt(
     fleet: Fleet, request: PassRequest, *, links: Links, halt: Halt, progress: Progress
 ) -> PassResult:
-    prepared = await prepare(fleet, request.wish, links)
-    _check_continued(request, prepared)
+    prepared = await prepare(fleet, request.wish, links, check=partial(_check_continued, request))
     prepared = await _take_over(fleet, request.wish, prepared, progress)
     plan = prepared.plan
     if request.saved is not None:
@@ -72,11 +73,11 @@ async def _attempt(
     return await work.carry_out(links=links, halt=halt, progress=progress)
 
 
-def _check_continued(request: PassRequest, prepared: Prepared) -> None:
-    record = prepared.record
-    if request.continues is None or record.serial <= request.continues:
+def _check_continued(request: PassRequest, stored: Stored, commit: Commit | None) -> None:
+    record = stored.record
+    if request.continues is None or record is None or record.serial <= request.continues:
         return
-    if record.commit is not None and record.commit != prepared.desired.commit:
+    if record.commit is not None and record.commit != commit:
         holder = record.last_pass.holder if record.last_pass else "somebody else"
         raise SupersededError(
             f"{holder} applied {record.commit[:10]} meanwhile (serial {record.serial}): that counts now"

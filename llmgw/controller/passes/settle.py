@@ -18,12 +18,16 @@ from llmgw.model.problems import HeldError, LlmgwError
 
 LOOK_AGAIN = 15.0
 """Seconds after which a pass looks by itself: an agent may have been restarted and its stream lost."""
-SAME_AGAIN = 3
-"""Passes with the very same commands, after which they are taken not to help."""
+FAILING_PASSES = 3
+"""Passes in a row that only failed, after which the waiting ends: who fails four times fails a fifth."""
+SAME_AGAIN = 5
+"""Passes in a row with the very same commands, all carried out, after which they are taken not to help."""
 TURN_TIMEOUT = 30.0
 """Seconds that a later pass waits for somebody else's: the work is begun, giving up at once would leave it so."""
 RETRY_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 """Seconds before what failed is tried again; doubled each time."""
+
+_MOVES = frozenset({StepKind.BOOTSTRAP, StepKind.START, StepKind.DRAIN, StepKind.STOP})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +92,16 @@ class _SoFar:
         self.last = first
         self._passes = 1
         self._worked = bool(first.done)
-        self._same = 1  # how often these very commands were tried in a row
-        self._failing = 1 if first.errors else 0
+        self._same = 1  # passes in a row with these very commands
+        self._failing = 1 if first.errors else 0  # passes in a row with errors
+        self._fruitless = 1 if _fruitless(first) else 0  # passes in a row that failed and got nowhere
 
     def add(self, result: PassResult) -> None:
         commands = [step.id for step in result.plan.commands]
         same = commands == [step.id for step in self.last.plan.commands] and not result.plan.waiting
         self._same = self._same + 1 if same else 1
         self._failing = self._failing + 1 if result.errors else 0
+        self._fruitless = self._fruitless + 1 if _fruitless(result) else 0
         self._worked = self._worked or bool(result.done)
         self._passes += 1
         self.last = result
@@ -114,14 +120,21 @@ class _SoFar:
             return True
         if not last.plan.commands:
             return not last.plan.waiting
-        return self._same >= SAME_AGAIN
+        return self._same >= SAME_AGAIN or self._fruitless >= FAILING_PASSES
 
     def patience(self) -> float:
         """Seconds until the next look, whoever wakes us before."""
         if self._failing:
-            return min(RETRY_PAUSE * 2.0 ** (self._failing - 1), LONGEST_PAUSE)
+            return min(RETRY_PAUSE * 2.0 ** min(self._failing - 1, 10), LONGEST_PAUSE)
         opened = {StepKind.BOOTSTRAP, StepKind.PUBLISH}
         done = set(self.last.done)
         if any(step.kind in opened for step in self.last.plan.commands if step.id in done):
             return 0  # what comes after can be done at once
         return LOOK_AGAIN
+
+
+def _fruitless(result: PassResult) -> bool:
+    """Failed, with nothing on its way, and nothing done that brings the fleet nearer to what is asked for."""
+    done = set(result.done)
+    moved = any(step.kind in _MOVES for step in result.plan.commands if step.id in done)
+    return bool(result.errors) and not moved and not result.plan.waiting

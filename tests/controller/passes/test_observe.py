@@ -1,0 +1,159 @@
+"""Asking nodes: all at once, bounded, and none that hides the others."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from llmgw.controller.nodes.transport import Link
+from llmgw.controller.passes.links import Links
+from llmgw.controller.passes.observe import AT_ONCE, observe, unasked
+from llmgw.model.desired import DesiredNode
+from llmgw.model.facts import Facts
+from llmgw.model.ids import FleetId
+from llmgw.model.problems import RetryError, StalledError, UnknownOutcomeError
+from llmgw.model.record import NodeRecord, Record
+from llmgw.model.report import NodeObservation, Observed, Reach
+from tests.controller.passes.doubles import FLEET, Script, ScriptedTransport, node, report, transports
+
+
+def run(main: Coroutine[Any, Any, Observed]) -> Observed:
+    return asyncio.run(main)
+
+
+def seen(
+    transport: ScriptedTransport, record: Record | None = None, *, timeout: float = 5, **pretended: Facts
+) -> Observed:
+    async def main() -> Observed:
+        links = Links(transports(transport))
+        links.fleet = FLEET
+        nodes = {name: node(name, pretended=pretended.get(name)) for name in transport.scripts}
+        try:
+            return await observe(nodes, record, links, timeout=timeout)
+        finally:
+            await links.close()
+
+    return run(main())
+
+
+def one(transport: ScriptedTransport, **rest: Any) -> NodeObservation:
+    (found,) = seen(transport, **rest).nodes.values()
+    return found
+
+
+def test_a_node_that_reports_is_known_with_its_facts() -> None:
+    found = one(ScriptedTransport(Script("gpu01", report=[report("gpu01")])))
+    assert found.reach is Reach.OK
+    assert found.report is not None
+    assert found.facts == found.report.facts
+
+
+def test_the_journal_is_asked_from_where_the_record_left_off() -> None:
+    gpu01 = Script("gpu01", report=[report("gpu01", journal_last=12)])
+    record = Record(fleet=FLEET, nodes={"gpu01": NodeRecord(name="gpu01", address="", journal_cursor=9)})
+    seen(ScriptedTransport(gpu01), record)
+    assert [params.journal_after for _, params in gpu01.asked] == [9]
+
+
+def test_a_journal_that_began_anew_is_read_from_its_beginning() -> None:
+    gpu01 = Script("gpu01", report=[report("gpu01", journal_last=2)])
+    record = Record(fleet=FLEET, nodes={"gpu01": NodeRecord(name="gpu01", address="", journal_cursor=9)})
+    seen(ScriptedTransport(gpu01), record)
+    assert [params.journal_after for _, params in gpu01.asked] == [9, 0]
+
+
+def test_a_connection_that_died_between_two_passes_is_opened_again() -> None:
+    gpu01 = Script("gpu01", report=[UnknownOutcomeError("gone"), report("gpu01")])
+    transport = ScriptedTransport(gpu01)
+    assert one(transport).reach is Reach.OK
+    assert len(transport.links) == 2
+
+
+def test_without_an_agent_the_machines_facts_come_from_the_probe() -> None:
+    gpu01 = Script("gpu01")
+    gpu01.agent = False
+    found = one(ScriptedTransport(gpu01))
+    assert found.reach is Reach.NO_AGENT
+    assert found.facts == Facts(hostname="gpu01")
+    assert "no agent listens" in found.error
+
+
+class _NoProbe(ScriptedTransport):
+    async def probe(self, node: DesiredNode) -> Facts:
+        raise RetryError("no python3 there")
+
+
+def test_where_even_the_probe_fails_pretended_facts_stand_in_or_nothing_is_known() -> None:
+    gpu01, gpu02 = Script("gpu01"), Script("gpu02")
+    gpu01.agent = gpu02.agent = False
+    found = seen(_NoProbe(gpu01, gpu02), gpu01=Facts(hostname="pretended")).nodes
+    assert found["gpu01"].facts == Facts(hostname="pretended")
+    assert found["gpu02"].facts is None
+    assert found["gpu02"].reach is Reach.NO_AGENT
+
+
+def test_a_node_that_is_down_or_refuses_does_not_hide_the_others() -> None:
+    down, strange, up = Script("down"), Script("strange"), Script("up", report=[report("up")])
+    down.connects = [RetryError("no route to host")]
+    strange.connects = [StalledError("speaks another protocol")]
+    found = seen(ScriptedTransport(down, strange, up)).nodes
+    assert {name: it.reach for name, it in found.items()} == {
+        "down": Reach.UNREACHABLE,
+        "strange": Reach.UNREACHABLE,
+        "up": Reach.OK,
+    }
+    assert found["down"].error == "no route to host"
+    assert found["strange"].error == "speaks another protocol"
+
+
+def test_a_node_that_never_answers_is_given_up_after_its_time() -> None:
+    stuck = Script("stuck")
+    stuck.gated = {"report"}
+    found = one(ScriptedTransport(stuck), timeout=0.05)
+    assert found.reach is Reach.UNREACHABLE
+    assert "no answer within 0.05 s" in found.error
+
+
+def test_an_agent_of_another_fleet_is_left_alone_and_named() -> None:
+    other = Script("gpu01", report=[report("gpu01")])
+    other.fleet = FleetId("fleet-other")
+    transport = ScriptedTransport(other)
+    found = one(transport)
+    assert found.reach is Reach.UNREACHABLE
+    assert "belongs to fleet fleet-other" in found.error
+    assert not other.asked
+    assert all(link.closed for link in transport.links)
+
+
+class _Counting(ScriptedTransport):
+    """Counts connections that are being made at the same time."""
+
+    def __init__(self, *scripts: Script) -> None:
+        super().__init__(*scripts)
+        self.now = self.most = 0
+
+    async def connect(self, node: DesiredNode, *, fleet: str | None) -> Link:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0)
+        self.now -= 1
+        return await super().connect(node, fleet=fleet)
+
+
+def test_only_so_many_nodes_are_asked_at_once() -> None:
+    scripts = [Script(f"n{number}", report=[report(f"n{number}")]) for number in range(3 * AT_ONCE)]
+    transport = _Counting(*scripts)
+    found = seen(transport)
+    assert len(found.nodes) == 3 * AT_ONCE
+    assert transport.most <= AT_ONCE
+
+
+def test_an_offline_plan_knows_the_recorded_facts_and_says_that_nobody_was_asked() -> None:
+    record = Record(
+        fleet=FLEET, nodes={"gpu01": NodeRecord(name="gpu01", address="", facts=Facts(hostname="recorded"))}
+    )
+    found = unasked(
+        {"gpu01": node("gpu01"), "gpu02": node("gpu02", pretended=Facts(hostname="pretended"))}, record
+    )
+    assert {it.reach for it in found.nodes.values()} == {Reach.NOT_ASKED}
+    assert found.nodes["gpu01"].facts == Facts(hostname="recorded")
+    assert found.nodes["gpu02"].facts == Facts(hostname="pretended")
