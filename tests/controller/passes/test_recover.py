@@ -1,0 +1,132 @@
+"""A record that was lost, rebuilt from what the agents say."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from llmgw.controller.passes.links import Links
+from llmgw.controller.passes.recover import Recovered, recover
+from llmgw.controller.repo.records import MemoryRecordStore
+from llmgw.model.ids import FleetId
+from llmgw.model.problems import StalledError
+from llmgw.model.record import Outcome
+from tests.controller.passes.pretend import Model, World
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(main)
+
+
+async def recovered(world: World) -> Recovered:
+    links = Links({"local": world.transport})
+    try:
+        return await recover(world.fleet(), links, commit=None, after=None)
+    finally:
+        await links.close()
+
+
+async def lost(*models: Model, **how: Any) -> World:
+    """A fleet that runs, whose state branch is gone."""
+    world = World(*models, **how)
+    await world.settle()
+    world.store = MemoryRecordStore()
+    return world
+
+
+def test_the_next_plan_has_nothing_to_do() -> None:
+    async def main() -> None:
+        world = await lost(Model(replicas=2))
+        found = await recovered(world)
+        assert found.record.fleet == world.agents["gpu01"].fleet
+        assert found.record.serial == 2, "the agents' highest serial and one more"
+        assert not found.left_alone
+        assert [it.state for it in found.record.endpoints] == ["ready", "ready"]
+        result = await world.apply()
+        assert not result.plan.commands
+        assert not result.plan.changes
+
+    run(main())
+
+
+def test_placement_numbers_go_on_where_they_were() -> None:
+    async def main() -> None:
+        world = await lost()
+        await recovered(world)
+        world.branch.commit_models(Model(args=("--token-delay", "1")))
+        await world.settle()
+        (shard,) = [name for name, state in world.states().items() if state == "ready"]
+        assert shard.endswith("-0.2-r0")
+
+    run(main())
+
+
+def test_it_is_told_on_the_state_branch() -> None:
+    async def main() -> None:
+        world = await lost()
+        await recovered(world)
+        (entry,) = await world.store.history()
+        assert entry.subject == "Rebuild the record from the agents: 1 replica on 1 node"
+        assert dict(entry.trailers)["Llmgw-Outcome"] == Outcome.RECOVERED.value
+
+    run(main())
+
+
+def test_what_runs_and_stands_in_no_manifest_is_told_and_left_alone() -> None:
+    async def main() -> None:
+        world = World(Model(), Model(name="code"))
+        await world.settle()
+        world.store = MemoryRecordStore()
+        world.branch.commit_models(Model())
+        found = await recovered(world)
+        assert len(found.left_alone) == 1
+        assert "no model code in the manifests" in found.left_alone[0]
+        await world.settle()
+        assert list(world.states().values()) == ["ready", "ready"]
+
+    run(main())
+
+
+def test_a_spec_that_changed_meanwhile_is_replaced_by_the_next_apply() -> None:
+    async def main() -> None:
+        world = await lost()
+        world.branch.commit_models(Model(args=("--token-delay", "1")))
+        await recovered(world)
+        result = await world.apply()
+        assert [change.keyword for change in result.plan.changes if change.ordinal is not None]
+        assert "start" in {method for method, _ in world.agents["gpu01"].commands[3:]}
+
+    run(main())
+
+
+def test_a_node_that_is_silent_is_told() -> None:
+    async def main() -> None:
+        world = await lost(Model(replicas=2, gpus=2), nodes=("gpu01", "gpu02"))
+        world.machines["gpu02"].go_down()
+        found = await recovered(world)
+        assert set(found.unreachable) == {"gpu02"}
+        assert len(found.record.replicas) == 1
+
+    run(main())
+
+
+def test_nodes_of_two_fleets_are_refused() -> None:
+    async def main() -> None:
+        world = await lost(Model(replicas=2, gpus=2), nodes=("gpu01", "gpu02"))
+        world.agents["gpu02"].fleet = FleetId("fleet-other")
+        with pytest.raises(StalledError, match="different fleets"):
+            await recovered(world)
+        assert not await world.store.history()
+
+    run(main())
+
+
+def test_without_the_secret_there_is_no_recovery() -> None:
+    async def main() -> None:
+        world = await lost()
+        world.secret.secret = None
+        with pytest.raises(StalledError, match="secret is not on this machine"):
+            await recovered(world)
+
+    run(main())
