@@ -69,7 +69,7 @@ class Board:
     """The rows of everything an apply commands. ``monotonic`` gives seconds."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._now = monotonic
+        self.now = monotonic
         self.rows: dict[str, Row] = {}
         self._jobs: dict[tuple[str, str], JobReport] = {}
         self._rates: dict[tuple[str, str], _Rate] = {}
@@ -85,7 +85,7 @@ class Board:
     def _row(self, step: Step) -> Row:
         name = step.replica or step.id
         if name not in self.rows:
-            self.rows[name] = Row(label=_label(step), node=step.node or "", since=self._now())
+            self.rows[name] = Row(label=_label(step), node=step.node or "", since=self.now())
         return self.rows[name]
 
     def step(self, step: Step, result: StepResult | None) -> None:
@@ -143,7 +143,7 @@ class Board:
     def _job(self, node: str, job: JobReport) -> None:
         key = (node, job.job)
         self._jobs[key] = job
-        self._rates.setdefault(key, _Rate()).add(self._now(), job.done_bytes)
+        self._rates.setdefault(key, _Rate()).add(self.now(), job.done_bytes)
         for row in self.rows.values():
             if row.node == node and job.job in row.needs and not row.over:
                 running = [it for it in self._jobs_of(row) if it.state not in _ENDED]
@@ -175,7 +175,7 @@ class Board:
 
     def _stage(self, row: Row, stage: str, detail: str = "", *, over: bool = False) -> None:
         if row.stage != stage:
-            row.since = self._now()
+            row.since = self.now()
         row.stage, row.detail, row.over = stage, detail, over
 
 

@@ -40,7 +40,7 @@ class PlainProgress:
         self._line(text)
 
     def _tell(self) -> None:
-        now = time.monotonic()
+        now = self._board.now()
         for name, row in self._board.rows.items():
             stage, at = self._told.get(name, ("waiting", now))
             if row.stage != stage or (not row.over and row.detail and now - at >= EVERY):
@@ -83,7 +83,7 @@ def showing(stream: TextIO) -> Iterator[PlainProgress | LiveProgress]:
     from rich.text import Text  # noqa: PLC0415 - same
 
     def rows() -> Text:
-        now = time.monotonic()
+        now = board.now()
         return Text("\n").join(
             Text(output.redactor()(row.text(now)), style=_style(row.stage), no_wrap=True, overflow="ellipsis")
             for row in board.rows.values()
