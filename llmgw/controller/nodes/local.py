@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import Final
 
 import llmgw
-from llmgw import __version__
 from llmgw.controller.nodes.agentprocess import POLL, AgentProcess, reap
+from llmgw.controller.nodes.agentsettings import agent_settings, may_stay, pretended_bytes
 from llmgw.controller.nodes.link import StreamLink, open_link
-from llmgw.controller.secrets import resolve
 from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts
-from llmgw.model.ids import FleetId
 from llmgw.model.manifest import Local
 from llmgw.model.problems import NoAgentError, RetryError, StalledError
 from llmgw.wire import codec
-from llmgw.wire.setup import PRETENDED, SETTINGS, SOCKET, AgentSettings, Holder
+from llmgw.wire.setup import PRETENDED, SETTINGS, SOCKET, AgentSettings
 
 PROBE: Final = Path(llmgw.__file__).parent / "runtime" / "factprobe.py"
 PROBE_WITHIN: Final = 30.0
@@ -90,11 +88,13 @@ class LocalTransport:
         with other settings is restarted; engines run on."""
         process = self._process(node)
         self._refuse_stranger(node, process.work, fleet)
-        settings = self._settings(node, fleet)
-        pretended = codec.dumps_readable(node.pretended) if node.pretended is not None else b""
+        settings = agent_settings(node, fleet, self.environ, engine_user=node.spec.engine_user)
+        pretended = pretended_bytes(node)
         wanted = settings.digest(pretended)
         running = process.holder()
-        if running is not None and _serves(running, wanted, node.name):
+        if running is not None and may_stay(
+            version=running.version, same_settings=running.settings == wanted, node=node.name
+        ):
             self.told("the agent runs already")
             await self._until_up(node, process, fleet=fleet, pid=None)
             return
@@ -129,21 +129,6 @@ class LocalTransport:
 
     def _process(self, node: DesiredNode) -> AgentProcess:
         return AgentProcess(work=self.work(node), python=self.python, environ=self.environ)
-
-    def _settings(self, node: DesiredNode, fleet: str) -> AgentSettings:
-        spec = node.spec
-        return AgentSettings(
-            node=node.name,
-            fleet=FleetId(fleet),
-            ports=spec.ports,
-            reserve=spec.reserve,
-            pretends=node.pretended is not None,
-            python=spec.python,
-            engine_user=spec.engine_user,
-            weights=spec.dirs.weights,
-            engines=spec.dirs.engines,
-            env={name: str(resolve(value, self.environ)) for name, value in spec.env.items()},
-        )
 
     def _refuse_stranger(self, node: DesiredNode, work: Path, fleet: str) -> None:
         """Whose directory it is, is looked at before anything in it is changed."""
@@ -199,23 +184,6 @@ class LocalTransport:
             else:
                 await link.close()
                 return
-
-
-def _serves(running: Holder, wanted: str, node: str) -> bool:
-    """Whether the running agent will do. Raises StalledError rather than putting an older one in its place."""
-    if _version(running.version) > _version(__version__):
-        if running.settings == wanted:
-            return True
-        raise StalledError(
-            f"node {node}: its settings have changed, and its agent is of version {running.version}, newer than this llmgw"
-            f" {__version__}: upgrade llmgw here; agents are never downgraded by the way"
-        )
-    return running.version == __version__ and running.settings == wanted
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """Good enough for our own version numbers: ``0.10.2`` is newer than ``0.9``."""
-    return tuple(int(part) for part in text.partition("+")[0].split(".") if part.isdigit())
 
 
 def _dial(node: str, work: Path) -> socket.socket:
