@@ -43,6 +43,7 @@ contracts: install
 	$(BIN)/lint-imports
 
 tests: install
+	@scripts/test-packages.sh
 	$(PYTEST) --numprocesses 2 --dist worksteal
 
 sim: install ## simulated histories: make sim SEEDS=2000 START=0
