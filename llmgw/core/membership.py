@@ -8,6 +8,9 @@ from llmgw.model.plan import Action, Change, FieldChange, Notice
 from llmgw.model.record import NodeRecord
 from llmgw.model.report import Reach
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+"""Connections to elsewhere never take a port of these."""
+
 
 def settle_nodes(round_: Round, *, agent_version: str) -> None:
     for view in round_.survey.nodes.values():
@@ -105,6 +108,8 @@ def _expected(round_: Round, view: NodeView) -> None:
 def _ports(round_: Round, view: NodeView) -> None:
     """A port that the kernel may give to anybody may be taken when an engine wants it."""
     if view.desired is None or view.facts is None or view.facts.ephemeral_ports is None:
+        return
+    if view.desired.address in LOOPBACK:
         return
     ours, (low, high) = view.desired.spec.ports, view.facts.ephemeral_ports
     if ours.from_port <= high and low <= ours.to_port:

@@ -13,7 +13,7 @@ First everything that goes or stays is settled for all models, then places are f
 copy before those that never had one, then by priority and name.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from llmgw.core.amounts import at
 from llmgw.core.condition import Condition, Health
@@ -69,30 +69,11 @@ def _shrink(round_: Round, stand: Standing) -> None:
     count = stand.model.spec.replicas
     for ordinal in sorted((each for each in stand.copies if each >= count), reverse=True):
         for copy in stand.copies[ordinal]:
-            if serves(copy) and _still_needed(stand, count):
-                stand.moving = True
-                round_.told.waiting.append(
-                    f"{copy.address}: {copy.replica.id} serves until another replica of {stand.model.name} is ready"
-                )
-                continue
             reason = f"replicas is {count}: ordinal {ordinal} is one too many"
             if count == 0 and stand.model.spec.protect:
                 _protected(round_, stand, copy)
                 continue
-            remove(round_, copy, keyword="scaled-down", reason=reason, where=stand.model.where)
-            stand.moving = True
-
-
-def _still_needed(stand: Standing, count: int) -> bool:
-    """While one that stays is still loading, one that goes may be all there is."""
-    staying = {ordinal for ordinal in stand.serving if ordinal < count}
-    coming = any(
-        copy.state.health is Health.COMING and not copy.leaving
-        for ordinal, copies in stand.copies.items()
-        if ordinal < count
-        for copy in copies
-    )
-    return coming and len(staying) < count
+            _let_go(round_, stand, [copy], keyword="scaled-down", reason=reason)
 
 
 def _protected(round_: Round, stand: Standing, copy: Copy) -> None:
@@ -145,8 +126,12 @@ def _settle_ordinal(round_: Round, stand: Standing, ordinal: int) -> Want | None
 def _let_go(
     round_: Round, stand: Standing, copies: list[Copy], *, reason: str, keyword: str = "replaced"
 ) -> None:
-    """Departures that an earlier pass began, and copies that are of no use to anybody."""
+    """Departures that an earlier pass began, and copies that are of no use to anybody; one that serves only goes as long
+    as enough others do."""
     for copy in copies:
+        if serves(copy) and not stand.spare_one(stand.must_serve()):
+            _serves_on(round_, stand, copy, reason)
+            continue
         stand.moving = True
         remove(round_, copy, keyword=keyword, reason=reason, where=stand.model.where)
 
@@ -164,10 +149,10 @@ def _retire(round_: Round, stand: Standing, target: Copy, olds: list[Copy]) -> N
     if not olds:
         round_.told.unchanged += 1
         return
-    going = [old for old in olds if not serves(old) or stand.spare_one()]
+    going = [old for old in olds if not serves(old) or stand.spare_one(stand.must_serve())]
     for old in olds:
         if old not in going:
-            _serves_on(round_, stand, target, old)
+            _serves_on(round_, stand, old, f"{target.replica.id} is ready")
     if not going:
         return
     stand.moving = True
@@ -180,14 +165,24 @@ def _retire(round_: Round, stand: Standing, target: Copy, olds: list[Copy]) -> N
     )
 
 
-def _serves_on(round_: Round, stand: Standing, target: Copy, old: Copy) -> None:
+def _serves_on(round_: Round, stand: Standing, copy: Copy, why: str) -> None:
     """A new spec that fails after it was ready must not take one replica after the other along."""
-    why = f"{target.replica.id} is ready, but {old.replica.id} serves on: {stand.must_serve} must serve, {stand.ready} do"
+    told = f"{why}, but {copy.replica.id} serves on: {stand.must_serve()} must serve, {stand.ready} do"
     if stand.moving:
-        round_.told.waiting.append(f"{target.address}: {why}")
+        round_.told.waiting.append(f"{copy.address}: {told}")
         return
-    change = _rolling(stand, target, old, f"{why}, and nothing is under way that would change it")
-    round_.told.changes.append(replace(change, action=Action.BLOCKED, keyword="stalled"))
+    round_.told.changes.append(
+        Change(
+            address=copy.address,
+            action=Action.BLOCKED,
+            keyword="stalled",
+            reason=f"{told}, and nothing is under way that would change it",
+            model=stand.model.name,
+            ordinal=copy.replica.ordinal,
+            previous=copy.replica.id,
+            where=stand.model.where,
+        )
+    )
 
 
 def _wait_for(round_: Round, stand: Standing, target: Copy, olds: list[Copy]) -> None:

@@ -41,17 +41,24 @@ class Standing:
         """Copies that may exist at once."""
         return self.model.spec.replicas + self.model.spec.rollout.max_surge
 
-    @property
     def must_serve(self) -> int:
-        """How many must serve while old ones go: every replica that has a copy at all, less what may be missing. One for
-        which there never was room takes nothing from the others."""
+        """How many must serve while old ones go, their successors being ready: every replica that has a copy at all, less
+        what may be missing. One for which there never was room takes nothing from the others."""
+        asked = self.model.spec.rollout.max_unavailable
         placed = sum(1 for ordinal in self.copies if ordinal < self.model.spec.replicas)
-        missing = self.model.spec.rollout.max_unavailable
-        return placed - (0 if missing == "auto" else missing)
+        return placed - (0 if asked == "auto" else asked)
 
-    def spare_one(self) -> bool:
-        """Whether one that serves may go, its successor being ready; counts it as gone then."""
-        if self.ready <= self.must_serve:
+    def must_serve_without(self) -> int:
+        """The same where the successor only comes afterwards: replicas that are between two copies count as well. Where a
+        surge fits, and one is on its way or going, auto allows nothing to be missing."""
+        asked = self.model.spec.rollout.max_unavailable
+        placed = sum(1 for ordinal in self.placements if ordinal < self.model.spec.replicas)
+        auto = 0 if self.total > self.model.spec.replicas else 1
+        return placed - (auto if asked == "auto" else asked)
+
+    def spare_one(self, least: int) -> bool:
+        """Whether one that serves may go, so that ``least`` are left; counts it as gone then."""
+        if self.ready <= least:
             return False
         self.ready -= 1
         return True

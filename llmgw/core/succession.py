@@ -115,24 +115,17 @@ def _may_stop(round_: Round, want: Want, keep: Copy, why: str) -> bool:
     """Whether a serving replica may go before its successor is there; tells why not."""
     stand = want.stand
     rollout = stand.model.spec.rollout
-    serving = len([ordinal for ordinal in stand.serving if ordinal < stand.model.spec.replicas])
     if rollout.max_unavailable == 0:
         reason = f"{why}, and maxUnavailable is 0: {keep.replica.id} serves on; free GPUs, or allow 1"
         _block(round_, want, "no-surge", reason)
         return False
-    if stand.model.spec.protect and serving <= 1:
+    if stand.model.spec.protect and stand.ready <= 1:
         reason = f"{why}, and {stand.model.name} is protected: its last ready replica is not stopped"
         _block(round_, want, "protected", reason)
         return False
-    allowed = rollout.max_unavailable
-    if allowed == "auto":
-        # Where a surge fits, and one is on its way or going, there is no need to be short of a replica.
-        allowed = 0 if stand.total > stand.model.spec.replicas else 1
-    down = stand.model.spec.replicas - serving
-    if down + 1 > allowed:
-        _take_turns(
-            round_, want, f"{down} of {stand.model.spec.replicas} replicas are not ready, {allowed} may be"
-        )
+    least = stand.must_serve_without()
+    if not stand.spare_one(least):
+        _take_turns(round_, want, f"{least} must serve, {stand.ready} do")
         return False
     return True
 
