@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,14 @@ from llmgw.controller.passes.reconcile import one_pass
 from llmgw.controller.passes.recover import recover as rebuild
 from llmgw.controller.passes.saved import SavedPlan
 from llmgw.controller.passes.settle import Settled, settle
-from llmgw.controller.passes.values import PassRequest, PassResult
+from llmgw.controller.passes.values import PassRequest
 from llmgw.controller.passes.verdict import verdict
 from llmgw.controller.repo.state_branch import UnreadableRecordError
 from llmgw.core.amounts import plural
 from llmgw.manifests.units import duration
 from llmgw.model.plan import Plan
 from llmgw.model.problems import StaleError, StalledError
+from llmgw.model.record import Record
 
 Command = Callable[..., Any]
 
@@ -200,6 +202,7 @@ async def _apply(
             allow_unpushed=allow_unpushed,
             lock_timeout=_seconds(lock_timeout, opened.settings.lock_timeout),
             approve=_tell if not json_wanted else None,
+            recorded=partial(_write_endpoints, opened),
         )
         if saved is None and not yes:
             agreed = await _agreed(opened, wish, links)
@@ -207,7 +210,6 @@ async def _apply(
         halt = Halt()
         with interruptible(halt), showing(sys.stderr) as progress:
             settled = await _carry_out(opened, request, links, halt, progress, wait=wait)
-        _write_endpoints(opened, settled.last)
     return _tell_end(settled, json_wanted=json_wanted)
 
 
@@ -259,12 +261,11 @@ async def _carry_out(
     return Settled(last=result, passes=1, worked=bool(result.done))
 
 
-def _write_endpoints(opened: Opened, last: PassResult) -> None:
-    """Where llmgw.yaml names a file for them."""
+def _write_endpoints(opened: Opened, record: Record) -> None:
+    """Where llmgw.yaml names a file for them, it is true after every pass."""
     path = opened.settings.endpoints_file
-    if path is not None and last.prepared.stored.record is not None:
-        found = reachable(last.record, own_secret(opened.fleet, last.record))
-        write(endpoints_json(found, last.record), path)
+    if path is not None:
+        write(endpoints_json(reachable(record, own_secret(opened.fleet, record)), record), path)
 
 
 def _tell_end(settled: Settled, *, json_wanted: bool) -> int:

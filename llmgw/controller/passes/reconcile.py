@@ -35,15 +35,24 @@ async def one_pass(
     await wait_for_turn(fleet, timeout=request.lock_timeout, halt=halt)
     async with fleet.lock(request.lock_timeout):
         try:
-            return await _attempt(fleet, request, links=links, halt=halt, progress=progress)
+            result = await _attempt(fleet, request, links=links, halt=halt, progress=progress)
         except LostRaceError:
             progress.said("somebody else changed the record meanwhile: reading it and planning again")
-        try:
-            return await _attempt(fleet, request, links=links, halt=halt, progress=progress)
-        except LostRaceError as lost:
-            raise HeldError(
-                "somebody else wrote the record twice while this pass was planning: try again when they have finished"
-            ) from lost
+            result = await _second_attempt(fleet, request, links=links, halt=halt, progress=progress)
+    if request.recorded is not None and result.record.last_pass is not None:
+        request.recorded(result.record)
+    return result
+
+
+async def _second_attempt(
+    fleet: Fleet, request: PassRequest, *, links: Links, halt: Halt, progress: Progress
+) -> PassResult:
+    try:
+        return await _attempt(fleet, request, links=links, halt=halt, progress=progress)
+    except LostRaceError as lost:
+        raise HeldError(
+            "somebody else wrote the record twice while this pass was planning: try again when they have finished"
+        ) from lost
 
 
 async def _attempt(

@@ -17,7 +17,8 @@ class SupersededError(StaleError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRequest:
     """``approve`` is given the plan before anything is written, and raises to refuse it. ``continues`` is the serial
-    of the pass that this one carries on: when another commit was applied since, that one counts."""
+    of the pass that this one carries on: when another commit was applied since, that one counts. ``recorded`` is given
+    every record that stands at the end of a pass."""
 
     wish: Wish = Wish()
     saved: SavedPlan | None = None
@@ -25,6 +26,7 @@ class PassRequest:
     allow_unpushed: bool = False
     approve: Callable[[Plan], None] | None = None
     continues: int | None = None
+    recorded: Callable[[Record], None] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
