@@ -11,16 +11,16 @@ from llmgw.model.problems import StalledError
 CURRENT: Final = "current"
 """A link to the agent that runs, below ``dirs.work``: switching it is how an agent is upgraded."""
 USUAL_WORK: Final = "/var/lib/llmgw-agent"
+UNUSABLE: Final = "%$\\\"'"
+"""What units, crontabs, init scripts and authorized_keys each read in a way of their own."""
 ENGINE_USER: Final = "llmgw-engine"
 
 
 def work_of(node: str, spec: NodeSpec) -> str:
     """The work directory, as bootstrap makes it. Raises StalledError when it can't be one."""
     written = spec.dirs.work
-    if not written.startswith("/") or any(sign in written for sign in "\n\0%"):
-        raise StalledError(
-            f"node {node}: dirs.work {written!r}: write an absolute path, without % and line breaks"
-        )
+    if not written.startswith("/") or not written.isprintable() or any(sign in written for sign in UNUSABLE):
+        raise StalledError(f"node {node}: dirs.work {written!r}: write an absolute path, without {UNUSABLE}")
     work = _plain(written)
     if work.count("/") < 2:
         raise StalledError(
@@ -49,8 +49,7 @@ def forced_command(spec: NodeSpec) -> str:
     """The options of a line of authorized_keys whose key can do nothing but talk to the agent."""
     sudo = spec.ssh is not None and spec.ssh.become == "sudo"
     command = shlex.join((*(("sudo", "-n") if sudo else ()), *bridge_command(spec)))
-    escaped = command.replace("\\", "\\\\").replace('"', '\\"')
-    return f'restrict,command="{escaped}"'
+    return f'restrict,command="{command}"'
 
 
 def service_name(work: str) -> str:

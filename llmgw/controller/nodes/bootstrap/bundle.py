@@ -64,10 +64,11 @@ class Bundle:
 
 
 class Bundles:
-    """Builds each kind once and keeps it in ``folder``."""
+    """Builds each kind once and keeps it in ``folder``. ``package`` is the llmgw that is shipped, this one by default."""
 
-    def __init__(self, folder: Path, wheels: Wheels) -> None:
+    def __init__(self, folder: Path, wheels: Wheels, *, package: Path | None = None) -> None:
         self._folder = folder
+        self._package = package or Path(llmgw.__file__).parent
         self._wheels = wheels
         self._built: dict[tuple[Target, Pip], Bundle] = {}
         self._building = asyncio.Lock()
@@ -78,7 +79,7 @@ class Bundles:
             key = (target, pip)
             if key not in self._built:
                 packages = await self._packages(target, pip)
-                built = await asyncio.to_thread(pack, target, packages)
+                built = await asyncio.to_thread(pack, target, packages, self._package)
                 await asyncio.to_thread(self._keep, built)
                 self._built[key] = built
             return self._built[key]
@@ -121,18 +122,18 @@ class Bundles:
             ) from wrong
 
 
-def pack(target: Target, packages: tuple[Package, ...], part: Path | None = None) -> Bundle:
-    """``part`` is the package llmgw, this one by default."""
-    names = tuple(f"{package.name}=={package.version}" for package in packages)
+def pack(target: Target, packages: tuple[Package, ...], package: Path) -> Bundle:
+    """``package`` is the folder of llmgw."""
+    names = tuple(f"{one.name}=={one.version}" for one in packages)
     about = {"version": __version__, "target": str(target), "packages": names}
     files: dict[str, bytes] = {
         "main.py": MAIN.encode(),
         "bundle.json": (json.dumps(about, indent=2) + "\n").encode(),
     }
-    for package in packages:
-        for name, data in package.files.items():
+    for one in packages:
+        for name, data in one.files.items():
             files[f"lib/{name}"] = data
-    files.update(agent_part(part or Path(llmgw.__file__).parent))
+    files.update(agent_part(package))
     data = _archive(files)
     return Bundle(
         digest=hashlib.sha256(data).hexdigest(),

@@ -91,10 +91,8 @@ WantedBy=multi-user.target
 
 
 def _words(*words: str) -> str:
-    """As systemd reads them. Work directories have no ``%`` (layout.py)."""
-    return " ".join(
-        '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$") + '"' for word in words
-    )
+    """As systemd reads them. Work directories have no signs that mean something to it (layout.py)."""
+    return " ".join(f'"{word}"' for word in words)
 
 
 def init_script(work: str) -> str:
