@@ -76,7 +76,7 @@ def history(asked: Asked, *, serial: int | None, limit: int, json_wanted: bool) 
 async def _history(asked: Asked, *, serial: int | None, limit: int, json_wanted: bool) -> int:
     async with fleet_of(asked) as (opened, _):
         if serial is None:
-            entries: Sequence[HistoryEntry] = (await opened.store.history(limit=2 * limit + 1))[:]
+            entries: Sequence[HistoryEntry] = (await opened.store.history(limit=4 * limit))[:]
         else:
             entries = [it for it in await opened.store.history(limit=SEARCHED) if _serial(it) == str(serial)]
     if serial is not None and not entries:

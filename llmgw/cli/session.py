@@ -3,14 +3,17 @@
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from llmgw.cli import output
 from llmgw.cli.environment import environment
 from llmgw.cli.main import INTERRUPTED, Asked
+from llmgw.controller.instance import instance_of
 from llmgw.controller.opening import Opened, opened
 from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.links import Links
@@ -18,6 +21,8 @@ from llmgw.controller.settings import Settings, load_settings
 from llmgw.model.record import Outcome
 
 T = TypeVar("T")
+SHOW_CURSOR = "\x1b[?25h"
+"""The moving lines hide it, and who leaves at once does not come by where they show it again."""
 
 
 def settings_of(asked: Asked) -> Settings:
@@ -33,7 +38,10 @@ def settings_of(asked: Asked) -> Settings:
 @asynccontextmanager
 async def fleet_of(asked: Asked) -> AsyncIterator[tuple[Opened, Links]]:
     """The fleet that a command is about, and the connections it opens; both are closed at the end."""
-    async with opened(settings_of(asked), environment(), redactor=output.redactor()) as open_fleet:
+    settings = settings_of(asked)
+    async with opened(settings, environment(), redactor=output.redactor()) as found:
+        fleet = replace(found.fleet, instance=instance_of(settings.state_dir))
+        open_fleet = replace(found, fleet=fleet)
         links = Links(open_fleet.fleet.transports)
         try:
             yield open_fleet, links
@@ -53,6 +61,8 @@ def interruptible(halt: Halt) -> Iterator[None]:
 
     def asked_to_stop() -> None:
         if halt.called:
+            if output.is_terminal(sys.stderr):
+                sys.stderr.write(SHOW_CURSOR)
             output.note("Out. The next apply asks the agents what became of the commands.")
             os._exit(INTERRUPTED)
         output.note("Finishing what is in flight; once more to leave at once.")

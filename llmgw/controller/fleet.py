@@ -70,7 +70,7 @@ def _learns_nothing(_: str) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
     """``first_id`` becomes the fleet's id if it has no record yet. ``lock`` keeps other passes of this machine out:
-    entered with the seconds to wait for them, it raises HeldError naming the holder. ``environment`` is where
+    entered with the seconds to wait for them, it raises HeldError naming the holder; ``instance`` says which lock that is. ``environment`` is where
     ``fromEnv`` values come from; ``learn`` is told every secret that is looked up, so that it never shows."""
 
     name: str
@@ -83,6 +83,7 @@ class Fleet:
     lock: Callable[[float], AbstractAsyncContextManager[object]]
     first_id: FleetId
     holder: str
+    instance: str = ""
     actor: str
     trigger: str = "manual"
     environment: Mapping[str, str]

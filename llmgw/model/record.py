@@ -167,6 +167,8 @@ class PassRecord:
     ended: datetime | None = None
     steps: Mapping[str, str] = field(default_factory=dict)  # step id -> outcome
     errors: tuple[str, ...] = ()
+    instance: str = ""
+    """Which state directory's lock the holder had. Two machines may go by one name; their locks are not one lock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from llmgw.controller.instance import instance_of
 from llmgw.controller.nodes.transport import Link, Transport
 from llmgw.controller.opening import opened
 from llmgw.controller.passes.halt import Halt
@@ -108,6 +109,7 @@ async def main(point: str) -> None:
     async with opened(settings, environ, redactor=Redactor()) as ready:
         fleet = replace(
             ready.fleet,
+            instance=instance_of(settings.state_dir),
             store=DyingStore(ready.fleet.store, point),
             transports={
                 name: DyingTransport(transport, point) for name, transport in ready.fleet.transports.items()

@@ -26,13 +26,16 @@ def open_pass(record: Record | None) -> PassRecord | None:
     return last if last is not None and last.outcome is None else None
 
 
-def crashed_pass(record: Record | None, *, holder: str, now: datetime) -> PassRecord | None:
-    """The open pass whose controller is gone: its lease is over, or it is our own (the lock of this machine is
+def crashed_pass(
+    record: Record | None, *, holder: str, now: datetime, instance: str = ""
+) -> PassRecord | None:
+    """The open pass whose controller is gone: its lease is over, or it is our own (the lock of this state directory is
     held by whoever asks, so no other process of ours is at it). HeldError when its holder may still be at work."""
     last = open_pass(record)
     if last is None:
         return None
-    if last.holder != holder and last.lease_until > now:
+    ours = (last.holder, last.instance) == (holder, instance)
+    if not ours and last.lease_until > now:
         raise HeldError(
             f"{last.holder} is applying {last.commit[:10]} (serial {last.serial}, since {last.started:%H:%M:%S} UTC, "
             f"lease until {last.lease_until:%H:%M:%S} UTC): try again when it has finished, or wait with --lock-timeout"
@@ -47,7 +50,7 @@ async def wait_for_turn(fleet: Fleet, *, timeout: float, halt: Halt) -> None:
     while True:
         stored = await fleet.store.read()
         try:
-            crashed_pass(stored.record, holder=fleet.holder, now=fleet.clock.now())
+            crashed_pass(stored.record, holder=fleet.holder, now=fleet.clock.now(), instance=fleet.instance)
         except HeldError:
             if loop.time() + ASK_AGAIN > give_up or await halt.sleep(ASK_AGAIN):
                 raise

@@ -17,7 +17,7 @@ from llmgw.controller.passes.story import happened, news_message, recovered_mess
 from llmgw.controller.passes.values import PassRequest, PassResult, SupersededError
 from llmgw.controller.passes.work import Work, pass_record
 from llmgw.controller.repo.records import LostRaceError, Stored
-from llmgw.core import recording
+from llmgw.core.record import recording
 from llmgw.model.ids import Commit
 from llmgw.model.plan import StepKind
 from llmgw.model.problems import HeldError, StalledError
@@ -96,7 +96,7 @@ def _check_continued(request: PassRequest, stored: Stored, commit: Commit | None
 async def _take_over(fleet: Fleet, wish: Wish, prepared: Prepared, progress: Progress) -> Prepared:
     """Close a pass whose controller is gone, by what the agents report, and plan on from there."""
     now = fleet.clock.now()
-    crashed = crashed_pass(prepared.record, holder=fleet.holder, now=now)
+    crashed = crashed_pass(prepared.record, holder=fleet.holder, now=now, instance=fleet.instance)
     if crashed is None:
         return prepared
     progress.said(

@@ -12,8 +12,8 @@ from llmgw.controller.passes.lease import LEASE
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.observe import observe
 from llmgw.controller.passes.story import recover_message
-from llmgw.core.endpoints import endpoints
-from llmgw.core.survey import survey
+from llmgw.core.record.endpoints import endpoints
+from llmgw.core.seen.survey import survey
 from llmgw.model.desired import Desired, DesiredModel
 from llmgw.model.ids import Commit, FleetId, ReplicaId, key_id, parse_replica_id
 from llmgw.model.problems import StalledError

@@ -7,9 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from llmgw.core.steps import runnable
 from llmgw.model.ids import Commit
-from llmgw.model.plan import Action, Plan, Step, StepKind, StepOutcome, StepResult
+from llmgw.model.plan import Action, Plan, Step, StepKind, StepOutcome, StepResult, sendable
 from llmgw.model.record import Outcome, PassRecord, Record
 from llmgw.model.report import JournalEntry, Observed
 
@@ -109,8 +108,7 @@ def intent_message(plan: Plan, passed: PassRecord, *, news: Sequence[str] = ()) 
 
 def _sent(plan: Plan) -> list[Step]:
     """What this pass itself carries out; the rest of the plan is left to later ones."""
-    steps = {step.id: step for step in plan.steps}
-    return [step for step in plan.commands if runnable(step, steps)]
+    return list(sendable(plan.steps))
 
 
 def outcome_message(

@@ -20,7 +20,7 @@ from llmgw.controller.passes.progress import Progress
 from llmgw.controller.passes.story import happened, intent_message, outcome_message
 from llmgw.controller.passes.values import PassRequest, PassResult
 from llmgw.controller.repo.records import LostRaceError
-from llmgw.core import recording
+from llmgw.core.record import recording
 from llmgw.model.ids import Fence, digest
 from llmgw.model.plan import AWAITS, Plan, StepOutcome, StepResult
 from llmgw.model.problems import LlmgwError, RetryError
@@ -50,6 +50,7 @@ def pass_record(fleet: Fleet, prepared: Prepared, plan: Plan) -> PassRecord:
         plan_digest=plan_digest(plan),
         started=now,
         lease_until=now + LEASE,
+        instance=fleet.instance,
     )
 
 

@@ -19,7 +19,7 @@ from llmgw.controller.passes.progress import Progress, Silent
 from llmgw.controller.passes.reconcile import one_pass
 from llmgw.controller.passes.values import PassRequest, PassResult
 from llmgw.controller.repo.records import MemoryRecordStore, RecordStore
-from llmgw.core.resolve import resolve
+from llmgw.core.resolving.resolve import resolve
 from llmgw.engines.registry import ADAPTERS
 from llmgw.model.desired import Desired
 from llmgw.model.facts import EngineFact, Facts, Gpu, WeightsFact

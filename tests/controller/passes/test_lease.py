@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Coroutine
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llmgw.controller.instance import instance_of
 from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.lease import LEASE, RENEW_AFTER, Tenure, crashed_pass, wait_for_turn
 from llmgw.controller.repo.records import LostRaceError, MemoryRecordStore
@@ -51,6 +53,21 @@ def test_a_live_lease_of_somebody_else_names_them_and_until_when() -> None:
 def test_an_expired_lease_and_our_own_are_crashed_passes() -> None:
     assert crashed_pass(OPEN, holder="bob@laptop", now=START + LEASE) == PASS
     assert crashed_pass(OPEN, holder="ann@desk", now=START) == PASS
+
+
+def test_two_machines_of_one_name_are_not_taken_for_one() -> None:
+    here = replace(OPEN, last_pass=replace(PASS, instance="one"))
+    with pytest.raises(HeldError):
+        crashed_pass(here, holder="ann@desk", now=START, instance="other")
+    assert crashed_pass(here, holder="ann@desk", now=START, instance="one") is not None
+
+
+def test_a_state_directory_keeps_its_name(tmp_path: Path) -> None:
+    first = instance_of(tmp_path / "state")
+    assert first
+    assert instance_of(tmp_path / "state") == first
+    assert instance_of(tmp_path / "other") != first
+    assert sorted(it.name for it in (tmp_path / "state").iterdir()) == ["instance"]
 
 
 def test_waiting_for_a_turn_ends_when_the_other_has_finished() -> None:
