@@ -70,7 +70,7 @@ def validate(asked: Asked | None, folder: Path | None, *, as_json: bool) -> int:
 
 def check(place: Place) -> Manifests:
     """Everything that is checked before a plan: syntax, schemas, references, what the engines can do."""
-    from llmgw.core.resolve import resolve  # noqa: PLC0415 - `--help` needs none of it
+    from llmgw.core.resolving.resolve import resolve  # noqa: PLC0415 - `--help` needs none of it
     from llmgw.engines.registry import ADAPTERS  # noqa: PLC0415 - same
     from llmgw.manifests.folder import read_folder  # noqa: PLC0415 - same
     from llmgw.manifests.load import load  # noqa: PLC0415 - same

@@ -10,9 +10,9 @@ from llmgw.controller.passes.settle import Settled
 from llmgw.controller.passes.story import lower, sentence
 from llmgw.controller.passes.verdict import Verdict
 from llmgw.controller.repo.records import HistoryEntry
-from llmgw.core import render
 from llmgw.core.amounts import at
-from llmgw.core.status import Status, status
+from llmgw.core.show import render
+from llmgw.core.show.status import Status, status
 from llmgw.model.ids import digest
 from llmgw.model.plan import Plan
 from llmgw.model.record import Outcome

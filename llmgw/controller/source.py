@@ -5,7 +5,7 @@ from pathlib import Path
 
 from llmgw.controller.repo.mirror import Mirror, Tree
 from llmgw.core.adapter import EngineAdapter
-from llmgw.core.resolve import resolve
+from llmgw.core.resolving.resolve import resolve
 from llmgw.manifests.folder import read_folder
 from llmgw.manifests.load import facts_paths, load
 from llmgw.model.desired import Desired

@@ -10,29 +10,29 @@ from datetime import datetime
 
 from llmgw import __version__
 from llmgw.core.adapter import EngineAdapter
-from llmgw.core.adoption import adoptable, adoption_change
-from llmgw.core.basis import observed_digest
-from llmgw.core.claims import ledgers
-from llmgw.core.drift import drift
-from llmgw.core.guards import (
+from llmgw.core.moves.adoption import adoptable, adoption_change
+from llmgw.core.moves.basis import observed_digest
+from llmgw.core.moves.guards import (
     blocked_change,
     blocked_removals,
     emptied,
     refuse_going_back,
     refuse_other_secret,
 )
-from llmgw.core.membership import settle_nodes
-from llmgw.core.naming import renamed, renames
-from llmgw.core.news import fold_replicas
-from llmgw.core.placement import Placer
-from llmgw.core.recording import KEY_ID
-from llmgw.core.removal import leftovers, remove_models
-from llmgw.core.rollout import Want, settle_model
-from llmgw.core.round import Round
-from llmgw.core.standing import standing
-from llmgw.core.steps import StepBook
-from llmgw.core.succession import fulfil
-from llmgw.core.survey import Survey, survey
+from llmgw.core.moves.membership import settle_nodes
+from llmgw.core.moves.removal import leftovers, remove_models
+from llmgw.core.moves.rollout import Want, settle_model
+from llmgw.core.moves.round import Round
+from llmgw.core.moves.standing import standing
+from llmgw.core.moves.steps import StepBook
+from llmgw.core.moves.succession import fulfil
+from llmgw.core.place.claims import ledgers
+from llmgw.core.place.placement import Placer
+from llmgw.core.record.naming import renamed, renames
+from llmgw.core.record.news import fold_replicas
+from llmgw.core.record.recording import KEY_ID
+from llmgw.core.seen.drift import drift
+from llmgw.core.seen.survey import Survey, survey
 from llmgw.model.desired import Desired, DesiredModel
 from llmgw.model.ids import Commit
 from llmgw.model.plan import Action, Basis, Change, Drift, Plan

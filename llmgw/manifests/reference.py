@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from llmgw.core.notyet import NOT_YET
+from llmgw.core.resolving.notyet import NOT_YET
 from llmgw.manifests import schema
 from llmgw.model.manifest import KINDS
 from llmgw.model.problems import InvalidError, Problem

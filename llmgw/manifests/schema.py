@@ -1,7 +1,7 @@
 """The JSON Schemas: where they lie, and checking a document by the one of its kind.
 
 The schemas are for editors as much as for us; what they can't say (references, what an engine can do) is
-:mod:`llmgw.core.resolve`'s.
+:mod:`llmgw.core.resolving.resolve`'s.
 """
 
 import difflib

@@ -2,7 +2,7 @@
 it out has no choice left. Addresses read ``model/chat``, ``model/chat/0`` (a replica by ordinal), ``node/gpu01``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -125,6 +125,16 @@ class Step:
     install: InstallSpec | None = None
     fetch: FetchSpec | None = None
     drain_timeout: float | None = None
+
+
+def sendable(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Those that one pass carries out: nothing they come after must first be seen by a later pass. ``steps`` stand in an
+    order in which each comes after those it waits for, as a plan's do."""
+    later: set[str] = set()
+    for step in (every := tuple(steps)):
+        if step.kind in AWAITS or not later.isdisjoint(step.after):
+            later.add(step.id)
+    return tuple(step for step in every if step.id not in later)
 
 
 class StepOutcome(Enum):

@@ -9,8 +9,9 @@ from llmgw.clock import SystemClock
 from llmgw.controller.opening import Opened, opened
 from llmgw.controller.redaction import Redactor
 from llmgw.controller.settings import load_settings
-from llmgw.core import planner, recording
+from llmgw.core import planner
 from llmgw.core.planner import PlanOptions
+from llmgw.core.record import recording
 from llmgw.engines.registry import ADAPTERS
 from llmgw.model.facts import Facts, Gpu
 from llmgw.model.ids import key_id

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from llmgw.core import recording
 from llmgw.core.planner import PlanOptions, plan
+from llmgw.core.record import recording
 from llmgw.model.desired import Desired
 from llmgw.model.facts import EngineFact, WeightsFact
 from llmgw.model.plan import AWAITS, Plan, Step, StepKind, StepOutcome, StepResult

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from llmgw.core.diff import differences, spec_changes
+from llmgw.core.moves.diff import differences, spec_changes
 from llmgw.model.manifest import Engine, ModelSpec, ProfileSpec, Rollout, Source
 from llmgw.model.record import ReplicaSpec
 

@@ -4,10 +4,10 @@ from collections import Counter
 from dataclasses import replace
 
 from llmgw.core.adapter import Need
-from llmgw.core.candidates import Request
-from llmgw.core.claims import ledgers
-from llmgw.core.placement import Placer
-from llmgw.core.survey import survey
+from llmgw.core.place.candidates import Request
+from llmgw.core.place.claims import ledgers
+from llmgw.core.place.placement import Placer
+from llmgw.core.seen.survey import survey
 from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Gpu, WeightsFact
 from llmgw.model.manifest import GIB, Gpus, PlacementRules, PortRange, Reserve, Size

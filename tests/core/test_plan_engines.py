@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from llmgw.core import render
 from llmgw.core.planner import plan
+from llmgw.core.show import render
 from llmgw.engines.registry import ADAPTERS
 from llmgw.model.desired import DesiredModel
 from llmgw.model.manifest import Engine, PipFile, ProfileSpec, Size, Source, Value

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.core import render
 from llmgw.core.planner import plan
+from llmgw.core.show import render
 from llmgw.model.desired import Desired, DesiredModel
 from llmgw.model.ids import ReplicaId, ShardId
 from llmgw.model.manifest import GIB, Expect, Rollout, Size, Source

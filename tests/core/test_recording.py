@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import timedelta
 
-from llmgw.core import recording
+from llmgw.core.record import recording
 from llmgw.model.desired import Desired, DesiredModel
 from llmgw.model.manifest import GIB
 from llmgw.model.plan import Step, StepKind, StepOutcome, StepResult

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields, replace
 
 import pytest
 
-from llmgw.core import notyet
 from llmgw.core.adapter import EngineAdapter, Need, NodeContext, Placed
-from llmgw.core.resolve import RENAMED_FROM, resolve
+from llmgw.core.resolving import notyet
+from llmgw.core.resolving.resolve import RENAMED_FROM, resolve
 from llmgw.model.desired import Desired, DesiredModel
 from llmgw.model.facts import Facts, Gpu
 from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec

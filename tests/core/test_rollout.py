@@ -3,8 +3,8 @@
 from dataclasses import replace
 from datetime import timedelta
 
-from llmgw.core import recording
 from llmgw.core.planner import plan
+from llmgw.core.record import recording
 from llmgw.model.claims import Claims, GpuClaim
 from llmgw.model.desired import Desired, DesiredModel
 from llmgw.model.ids import ReplicaId, ShardId, digest

@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 from datetime import timedelta
 
-from llmgw.core import render
-from llmgw.core.status import Status, status
+from llmgw.core.show import render
+from llmgw.core.show.status import Status, status
 from llmgw.model.facts import Gpu
 from llmgw.model.manifest import GIB
 from llmgw.model.problems import Problem, Where

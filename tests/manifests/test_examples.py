@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.core.resolve import resolve
+from llmgw.core.resolving.resolve import resolve
 from llmgw.engines.registry import ADAPTERS
 from llmgw.manifests.folder import read_folder
 from llmgw.manifests.load import load

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llmgw.core.notyet import NOT_YET
+from llmgw.core.resolving.notyet import NOT_YET
 from llmgw.manifests import reference, schema, yamltext
 from llmgw.model.manifest import KINDS
 from llmgw.model.problems import InvalidError

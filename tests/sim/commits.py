@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Literal
 
-from llmgw.core.resolve import resolve
+from llmgw.core.resolving.resolve import resolve
 from llmgw.engines.registry import ADAPTERS
 from llmgw.model.desired import Desired
 from llmgw.model.ids import Commit
@@ -89,7 +89,7 @@ def _new_model(rng: Random, name: str) -> ModelWish:
         replicas=rng.randint(0, 3),
         manner=rng.choice(("good", "good", "good", "slow")),
         priority=rng.choice((100, 100, 50, 200)),
-        protect=rng.random() < 0.15,
+        protect=rng.random() < 0.25,
         max_surge=rng.choice((1, 1, 0, 2)),
         max_unavailable=rng.choice(("auto", "auto", "auto", 1, 0)),
         auto_revert=rng.random() < 0.8,

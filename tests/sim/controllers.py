@@ -26,6 +26,8 @@ from tests.sim.commits import Commits
 from tests.sim.crash import Guard, Incarnation, SimulatedCrash, guard
 from tests.sim.store import SimStore
 
+SLEEPS = 200.0
+"""Seconds that a machine sleeps with an apply at work: longer than its lease."""
 FLEET = FleetId("fleet-of-the-simulation")
 
 
@@ -106,16 +108,16 @@ class Controllers:
     running: dict[asyncio.Task[PassResult | None], Incarnation] = field(default_factory=dict)
 
     def begin(
-        self, machine: str, *, crash_in: int | None = None, wish: Wish | None = None
+        self, machine: str, *, crash_in: int | None = None, freeze_in: int | None = None
     ) -> "asyncio.Task[PassResult | None]":
         """A pass that goes on beside whatever else happens; None: it died, or could not go on."""
         self.passes += 1
         life = self.life(f"pass{self.passes} {machine}")
         if crash_in is not None:
             life.crash_in(crash_in)
-        task = life.spawn(
-            self._pass(self.machines[machine], life, wish or Wish(allow_prune=self.allow_prune))
-        )
+        if freeze_in is not None:
+            life.freeze_in(freeze_in, SLEEPS)
+        task = life.spawn(self._pass(self.machines[machine], life, Wish(allow_prune=self.allow_prune)))
         self.running[task] = life
         task.add_done_callback(lambda done: self.running.pop(done, None))
         return task

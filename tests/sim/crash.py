@@ -31,12 +31,23 @@ class Incarnation:
         self.context.run(CURRENT.set, self)
         self._reached = reached
         self._crash_in: int | None = None
+        self._freeze_in: tuple[int, float] | None = None
+        self._frozen_until = 0.0
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._on_death: list[Callable[[], None]] = []
 
     def crash_in(self, calls: int) -> None:
         """Die at the ``calls``-th seam call from now on; 0: not any more."""
         self._crash_in = calls or None
+
+    def freeze_in(self, calls: int, seconds: float) -> None:
+        """Stand still for a while at the ``calls``-th seam call from now on, as a machine that sleeps does."""
+        self._freeze_in = (calls, seconds)
+
+    async def thawed(self) -> None:
+        left = self._frozen_until - asyncio.get_running_loop().time()
+        if left > 0:
+            await asyncio.sleep(left)
 
     def when_dead(self, do: Callable[[], None]) -> None:
         self._on_death.append(do)
@@ -47,6 +58,9 @@ class Incarnation:
             raise SimulatedCrash(self.name)
         self.calls += 1
         self._reached(self, point)
+        if self._freeze_in is not None and self.calls >= self._freeze_in[0]:
+            self._frozen_until = asyncio.get_running_loop().time() + self._freeze_in[1]
+            self._freeze_in = None
         if self._crash_in is not None:
             self._crash_in -= 1
             if self._crash_in <= 0:
@@ -119,10 +133,12 @@ class Guard:
         async def call(*args: Any, **kwargs: Any) -> Any:
             self._life.reach(f"{point} begins")
             await asyncio.sleep(self._delay())
+            await self._life.thawed()
             self._life.reach(f"{point} acts")
             result = await do(*args, **kwargs)
             self._life.reach(f"{point} has acted")
             await asyncio.sleep(self._delay())
+            await self._life.thawed()
             self._life.reach(f"{point} returns")
             return result
 

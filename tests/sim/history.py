@@ -12,6 +12,7 @@ from random import Random
 from llmgw.controller.nodes.memory import Cut
 from llmgw.model.plan import Action
 from tests.sim.commits import FleetWish, edited, first_wish
+from tests.sim.controllers import SLEEPS
 from tests.sim.loop import DeadlockError, VirtualLoop, run
 from tests.sim.node import SimNode
 from tests.sim.world import LAST_ACTIONS, World
@@ -97,6 +98,16 @@ async def _apply_twice(world: World, event: Event) -> None:
     await asyncio.sleep(event.seconds)
     second = world.controllers.begin("bob@laptop")
     await asyncio.wait({first, second})
+
+
+async def _apply_sleeps(world: World, event: Event) -> None:
+    """One machine falls asleep in the middle of its apply; another goes on meanwhile."""
+    sleeper = world.controllers.begin("ann@desk", freeze_in=event.calls)
+    await asyncio.sleep(event.seconds)
+    for _ in range(3):
+        await asyncio.wait({world.controllers.begin("bob@laptop")})
+        await asyncio.sleep(20.0)
+    await asyncio.wait({sleeper}, timeout=SLEEPS)
 
 
 async def _settle_a_while(world: World, event: Event) -> None:
@@ -203,13 +214,14 @@ DEEDS: Mapping[str, Do] = {
     "commit": _commit,
     "apply": _apply,
     "apply twice": _apply_twice,
+    "apply sleeps": _apply_sleeps,
     "settle a while": _settle_a_while,
     "store trouble": _store_trouble,
     **FAULTS,
 }
 
 
-APPLIES = ("apply", "apply", "apply crashes", "apply twice")
+APPLIES = ("apply", "apply", "apply", "apply crashes", "apply crashes", "apply twice", "apply sleeps")
 
 # ---- made from a number ------------------------------------------------------------------------------
 
@@ -238,6 +250,7 @@ def _event(rng: Random, kind: str, text: str, wish: FleetWish) -> Event:
         "apply": rng.choice((0.0, 0.0, 0.2, 3.0)),  # 0: until it has ended
         "apply crashes": 0.0,
         "apply twice": rng.choice((0.0, 0.1, 1.0, 5.0)),
+        "apply sleeps": rng.choice((5.0, 118.0, 125.0, 150.0)),
         "settle a while": rng.choice((45.0, 120.0)),
         "store trouble": rng.choice((2.0, 30.0, 200.0)),
         "kill agent": rng.choice((0.5, 5.0, 60.0)),
@@ -247,7 +260,7 @@ def _event(rng: Random, kind: str, text: str, wish: FleetWish) -> Event:
         "disk full": rng.choice((10.0, 60.0, 300.0)),
         "slow line": rng.choice((20.0, 120.0)),
     }.get(kind, 0.0)
-    crashes = kind == "apply crashes" or (kind == "apply twice" and rng.random() < 0.4)
+    crashes = kind in ("apply crashes", "apply sleeps") or (kind == "apply twice" and rng.random() < 0.4)
     return Event(
         kind="apply" if kind == "apply crashes" else kind,
         node=rng.randint(1, 4),

@@ -347,6 +347,8 @@ class Invariants:
     def agent_is_back(self, node: "SimNode") -> None:
         """It answers: what lived when the last one died lives on under the same pid."""
         now = self.engines(node)
+        for shard in sorted(now.keys() - node.claimed()):
+            self.violate(f"{node.name}: {shard} lives, and the agent that answers does not know it")
         for shard, pid in self._alive_at_death.pop(node.name, {}).items():
             if now.get(shard) != pid:
                 self.violate(

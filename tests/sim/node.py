@@ -226,6 +226,10 @@ class SimNode:
     def agent_alive(self) -> bool:
         return self.agent is not None and not self.agent.dead
 
+    def claimed(self) -> frozenset[str]:
+        """Shards that its agent knows."""
+        return frozenset(self.shards._shards) if self.shards is not None else frozenset()
+
     def ready(self) -> frozenset[str]:
         """Shards that its agent calls ready."""
         kept = (
@@ -311,9 +315,9 @@ class SimNode:
         self._told(f"{self.name}: agent #{self.agents} answers")
         self.service = service
         self.shards = shards
-        self.on_answer()
         door = Door(self.name, service, life, self._watched)
         self.line.replace_agent(door)
+        self.on_answer()
         return door
 
     def _doer(self, seconds: float) -> FakeDoer:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from llmgw.core.amounts import at, names, plural
-from llmgw.core.condition import ENDED, Condition, Health, condition
-from llmgw.core.survey import NodeView, SeenShard, Survey
+from llmgw.core.seen.condition import ENDED, Condition, Health, condition
+from llmgw.core.seen.survey import NodeView, SeenShard, Survey
 from llmgw.model.plan import Drift
 from llmgw.model.record import NodeRecord, Record, ReplicaPhase, ReplicaRecord
 

@@ -6,7 +6,7 @@
     current and ready               its predecessors are drained and stopped
     current and on its way          its predecessor serves until it is ready
     current and gone from its node  started again, in its place if that is free
-    none current, some old          create before destroy, or destroy before create: see core/succession
+    none current, some old          create before destroy, or destroy before create: see core/moves/succession
     on a node that can't be asked   blocked, for itself only
 
 First everything that goes or stays is settled for all models, then places are found for what comes: those that had a
@@ -16,15 +16,15 @@ copy before those that never had one, then by priority and name.
 from dataclasses import dataclass
 
 from llmgw.core.amounts import at
-from llmgw.core.condition import Condition, Health
-from llmgw.core.departure import depart, remove, tell_unknown
-from llmgw.core.diff import change as field_change
-from llmgw.core.diff import spec_changes
-from llmgw.core.fitting import still_good
-from llmgw.core.model_level import TOLD_OF_THE_MODEL, tell_held, tell_in_place
-from llmgw.core.recording import desired_spec
-from llmgw.core.round import Copy, Round
-from llmgw.core.standing import Standing, best_old, is_current, misplaced, serves
+from llmgw.core.moves.departure import depart, remove, tell_unknown
+from llmgw.core.moves.diff import change as field_change
+from llmgw.core.moves.diff import spec_changes
+from llmgw.core.moves.model_level import TOLD_OF_THE_MODEL, tell_held, tell_in_place
+from llmgw.core.moves.round import Copy, Round
+from llmgw.core.moves.standing import Standing, best_old, is_current, misplaced, serves
+from llmgw.core.place.fitting import still_good
+from llmgw.core.record.recording import desired_spec
+from llmgw.core.seen.condition import Condition, Health
 from llmgw.model.plan import Action, Change, Decision, FieldChange, StepKind
 from llmgw.model.record import ReplicaPhase
 

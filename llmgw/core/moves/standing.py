@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from llmgw.core.adapter import Need
-from llmgw.core.candidates import Request, breaks_rules
-from llmgw.core.condition import Health, condition
-from llmgw.core.news import never_ready, outdated
-from llmgw.core.round import Copy, Round
+from llmgw.core.moves.round import Copy, Round
+from llmgw.core.place.candidates import Request, breaks_rules
+from llmgw.core.record.news import never_ready, outdated
+from llmgw.core.seen.condition import Health, condition
 from llmgw.model.desired import DesiredModel
 from llmgw.model.ids import Digest, ReplicaId, replica_id
 from llmgw.model.record import Held, ModelRecord, ReplicaPhase, ReplicaRecord, ReplicaSpec

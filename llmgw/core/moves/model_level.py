@@ -2,11 +2,11 @@
 may be held at another spec than Git's."""
 
 from llmgw.core.amounts import at
-from llmgw.core.diff import change as field_change
-from llmgw.core.diff import spec_changes
-from llmgw.core.recording import desired_spec
-from llmgw.core.round import Round
-from llmgw.core.standing import Standing
+from llmgw.core.moves.diff import change as field_change
+from llmgw.core.moves.diff import spec_changes
+from llmgw.core.moves.round import Round
+from llmgw.core.moves.standing import Standing
+from llmgw.core.record.recording import desired_spec
 from llmgw.model.plan import Action, Change, FieldChange
 
 TOLD_OF_THE_MODEL = frozenset({"spec.aliases", "spec.priority", "spec.protect", "spec.replicas"})

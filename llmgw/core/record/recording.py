@@ -10,14 +10,13 @@ from dataclasses import replace
 from datetime import datetime
 
 from llmgw import __version__
-from llmgw.core.endpoints import endpoints
-from llmgw.core.naming import renamed
-from llmgw.core.news import NO_WISHES, fold_replicas, node_record, observe
-from llmgw.core.steps import runnable
-from llmgw.core.survey import survey
+from llmgw.core.record.endpoints import endpoints
+from llmgw.core.record.naming import renamed
+from llmgw.core.record.news import NO_WISHES, fold_replicas, node_record, observe
+from llmgw.core.seen.survey import survey
 from llmgw.model.desired import Desired, DesiredModel
 from llmgw.model.ids import Commit, ReplicaId, parse_replica_id
-from llmgw.model.plan import Action, Change, Plan, Step, StepKind, StepOutcome, StepResult
+from llmgw.model.plan import Action, Change, Plan, Step, StepKind, StepOutcome, StepResult, sendable
 from llmgw.model.record import (
     ModelRecord,
     NodeRecord,
@@ -50,8 +49,7 @@ def begin(
     drained or stopped in this pass marked as such."""
     now = pass_record.started
     before = renamed(observe(record, observed, now), desired)
-    steps = {step.id: step for step in plan.steps}
-    sent = [step for step in plan.steps if runnable(step, steps)]
+    sent = sendable(plan.steps)
     serial = record.serial + 1
     key_id = plan.extra.get(KEY_ID, record.key_id)
     replicas = _commanded(before, desired, plan, sent, serial=serial, now=now, key_id=key_id)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-from llmgw.core import nodes, notyet
 from llmgw.core.adapter import EngineAdapter
+from llmgw.core.resolving import nodes, notyet
 from llmgw.model import ids
 from llmgw.model.desired import Desired, DesiredModel
 from llmgw.model.manifest import FleetSpec, Manifest, Manifests, ModelSpec, ProfileSpec, Value

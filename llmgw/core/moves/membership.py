@@ -1,9 +1,9 @@
 """Nodes that come, change and go: agents installed and upgraded, machines that Git no longer names."""
 
 from llmgw.core.amounts import names, plural
-from llmgw.core.diff import change as field_change
-from llmgw.core.round import Round
-from llmgw.core.survey import NodeView
+from llmgw.core.moves.diff import change as field_change
+from llmgw.core.moves.round import Round
+from llmgw.core.seen.survey import NodeView
 from llmgw.model.plan import Action, Change, FieldChange, Notice
 from llmgw.model.record import NodeRecord
 from llmgw.model.report import Reach

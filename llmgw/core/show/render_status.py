@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from llmgw.core.amounts import at, plural, size, span
-from llmgw.core.status import JobRow, ModelRow, NodeRow, ReplicaRow, Status
+from llmgw.core.show.status import JobRow, ModelRow, NodeRow, ReplicaRow, Status
 from llmgw.model.problems import Problem, Where
 
 _SIGNS = {"ready": "+", "failed": "!", "unknown": "!", "missing": "!", "backoff": "~", "unreachable": "!"}

@@ -3,9 +3,9 @@ alone. A record that was lost in part comes back this way without a restart."""
 
 from collections.abc import Mapping
 
-from llmgw.core.condition import ENDED
-from llmgw.core.recording import desired_spec
-from llmgw.core.survey import SeenShard, Survey
+from llmgw.core.record.recording import desired_spec
+from llmgw.core.seen.condition import ENDED
+from llmgw.core.seen.survey import SeenShard, Survey
 from llmgw.model.desired import Desired, DesiredModel
 from llmgw.model.ids import Commit, ReplicaId, ReplicaName, parse_replica_id
 from llmgw.model.plan import Action, Change, Decision

@@ -1,7 +1,7 @@
 """Which replicas can be called right now: what a gateway reads from the record."""
 
-from llmgw.core.condition import Condition, Health, condition
-from llmgw.core.survey import Survey
+from llmgw.core.seen.condition import Condition, Health, condition
+from llmgw.core.seen.survey import Survey
 from llmgw.model.record import Endpoint, Record, ReplicaPhase, ReplicaRecord
 
 

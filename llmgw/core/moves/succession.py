@@ -5,11 +5,11 @@
 from dataclasses import replace
 
 from llmgw.core.amounts import names, plural, span
-from llmgw.core.departure import depart
-from llmgw.core.rollout import Want
-from llmgw.core.round import Copy, Round
-from llmgw.core.standing import serves
-from llmgw.core.steps import Job, JobStanding
+from llmgw.core.moves.departure import depart
+from llmgw.core.moves.rollout import Want
+from llmgw.core.moves.round import Copy, Round
+from llmgw.core.moves.standing import serves
+from llmgw.core.moves.steps import Job, JobStanding
 from llmgw.model.desired import DesiredModel
 from llmgw.model.ids import ReplicaId
 from llmgw.model.plan import Action, Change, Decision, StepKind

@@ -6,8 +6,8 @@ A departure begun by an earlier pass is taken up where it stands, whatever inter
 from dataclasses import dataclass
 
 from llmgw.core.amounts import at, names
-from llmgw.core.condition import Health, unknown_text
-from llmgw.core.round import Copy, Round
+from llmgw.core.moves.round import Copy, Round
+from llmgw.core.seen.condition import Health, unknown_text
 from llmgw.model.plan import Action, Change, StepKind
 from llmgw.model.problems import Where
 from llmgw.model.record import ReplicaPhase

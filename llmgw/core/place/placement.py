@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from llmgw.core.amounts import plural
-from llmgw.core.candidates import LOOK_CLOSELY, Candidates, Request, candidates, turned_down
-from llmgw.core.claims import NodeLedger, rank_claims
-from llmgw.core.fitting import NOBODY, Fit, fit
+from llmgw.core.place.candidates import LOOK_CLOSELY, Candidates, Request, candidates, turned_down
+from llmgw.core.place.claims import NodeLedger, rank_claims
+from llmgw.core.place.fitting import NOBODY, Fit, fit
 from llmgw.model.ids import shard_id
 from llmgw.model.plan import Decision, Rejection
 from llmgw.model.record import RankPlacement

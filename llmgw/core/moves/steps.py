@@ -9,12 +9,12 @@ from datetime import datetime, timedelta
 from enum import Enum
 
 from llmgw.core.adapter import EngineAdapter, NodeContext, Placed
-from llmgw.core.survey import NodeView, Survey
+from llmgw.core.seen.survey import NodeView, Survey
 from llmgw.model.desired import DesiredModel
 from llmgw.model.ids import ReplicaId, shard_id
 from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec
 from llmgw.model.manifest import Pip
-from llmgw.model.plan import AWAITS, Step, StepKind
+from llmgw.model.plan import Step, StepKind, sendable
 from llmgw.model.record import RankPlacement, ReplicaRecord
 from llmgw.model.report import JobReport, JobState
 
@@ -222,7 +222,7 @@ class StepBook:
 
     def has_commands(self) -> bool:
         """Whether anything can be done now."""
-        return any(step.kind not in AWAITS and runnable(step, self._steps) for step in self._steps.values())
+        return bool(sendable(self._steps.values()))
 
     def finish(self) -> tuple[Step, ...]:
         """In waves, by name within a wave. Empty when nothing could be done now: what waits then needs no step."""
@@ -289,20 +289,6 @@ def _present(view: NodeView, spec: InstallSpec | FetchSpec) -> bool:
     if isinstance(spec, InstallSpec):
         return any(engine.digest == spec.digest for engine in view.facts.engines)
     return any(weights.digest == spec.digest for weights in view.facts.weights)
-
-
-def runnable(step: Step, steps: Mapping[str, Step]) -> bool:
-    """Whether nothing on its way must first be seen by a later pass."""
-    todo, seen = [step], {step.id}
-    while todo:
-        current = todo.pop()
-        if current.kind in AWAITS:
-            return False
-        for name in current.after:
-            if name in steps and name not in seen:
-                seen.add(name)
-                todo.append(steps[name])
-    return True
 
 
 def _waves(steps: Mapping[str, Step]) -> dict[str, int]:

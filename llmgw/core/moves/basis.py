@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from llmgw.core.survey import NodeView, Survey
+from llmgw.core.seen.survey import NodeView, Survey
 from llmgw.model.ids import digest
 from llmgw.model.report import ShardReport
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from llmgw.core.adapter import Need
 from llmgw.core.amounts import names, size
-from llmgw.core.claims import NodeLedger
-from llmgw.core.fitting import Fit, describe, fit, need_text, suits
+from llmgw.core.place.claims import NodeLedger
+from llmgw.core.place.fitting import Fit, describe, fit, need_text, suits
 from llmgw.model.manifest import Gpus, PlacementRules
 from llmgw.model.plan import Rejection
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from llmgw.core.amounts import at, names, plural, size
-from llmgw.core.render_status import history_text, problems_text, status_text
+from llmgw.core.show.render_status import history_text, problems_text, status_text
 from llmgw.model.launch import LaunchSpec, Process
 from llmgw.model.plan import Action, Change, Decision, FieldChange, Plan, Rejection, Step
 from llmgw.model.record import RankPlacement

@@ -5,9 +5,9 @@ failed, a node changed. Folding the same report twice changes nothing.
 from dataclasses import replace
 from datetime import datetime
 
-from llmgw.core.condition import Condition, Health, condition
-from llmgw.core.endpoints import endpoints
-from llmgw.core.survey import Survey, survey
+from llmgw.core.record.endpoints import endpoints
+from llmgw.core.seen.condition import Condition, Health, condition
+from llmgw.core.seen.survey import Survey, survey
 from llmgw.model.desired import Desired
 from llmgw.model.manifest import FleetSpec
 from llmgw.model.record import Held, ModelRecord, NodeRecord, Record, ReplicaPhase, ReplicaRecord

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from llmgw.core.adapter import Need
 from llmgw.core.amounts import plural, size
-from llmgw.core.claims import GpuLedger, NodeLedger
+from llmgw.core.place.claims import GpuLedger, NodeLedger
 from llmgw.model.claims import GpuClaim
 from llmgw.model.manifest import Gpus
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from llmgw.core.adapter import EngineAdapter
-from llmgw.core.condition import Condition
-from llmgw.core.placement import Placer
-from llmgw.core.steps import StepBook
-from llmgw.core.survey import Survey
+from llmgw.core.moves.steps import StepBook
+from llmgw.core.place.placement import Placer
+from llmgw.core.seen.condition import Condition
+from llmgw.core.seen.survey import Survey
 from llmgw.model.desired import Desired
 from llmgw.model.plan import Change, Notice
 from llmgw.model.record import Record, ReplicaPhase, ReplicaRecord

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from llmgw.core.survey import SeenShard, Survey
+from llmgw.core.seen.survey import SeenShard, Survey
 from llmgw.model.ids import shard_id
 from llmgw.model.record import ReplicaPhase, ReplicaRecord
 from llmgw.model.report import Reach, ShardReport, ShardState

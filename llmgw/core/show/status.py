@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from llmgw.core.claims import NodeLedger, ledgers
-from llmgw.core.condition import Condition, Health, condition
-from llmgw.core.news import NO_WISHES
-from llmgw.core.survey import NodeView, SeenShard, Survey, survey
+from llmgw.core.place.claims import NodeLedger, ledgers
+from llmgw.core.record.news import NO_WISHES
+from llmgw.core.seen.condition import Condition, Health, condition
+from llmgw.core.seen.survey import NodeView, SeenShard, Survey, survey
 from llmgw.model.desired import Desired
 from llmgw.model.record import ModelRecord, Record, ReplicaRecord
 from llmgw.model.report import Observed, Reach

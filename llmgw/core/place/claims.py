@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from llmgw.core.amounts import GIB, size
-from llmgw.core.condition import ENDED
-from llmgw.core.survey import NodeView, Survey
+from llmgw.core.seen.condition import ENDED
+from llmgw.core.seen.survey import NodeView, Survey
 from llmgw.model.claims import Claims
 from llmgw.model.facts import Facts, Gpu
 from llmgw.model.ids import shard_id

@@ -1,0 +1,1 @@
+"""The moves of a plan: how models, replicas and nodes get from what is to what is to be."""

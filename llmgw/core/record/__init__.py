@@ -1,0 +1,1 @@
+"""What the record says before, between and after passes."""

@@ -1,0 +1,1 @@
+"""Manifests to Desired: references followed, defaults settled, what is not supported yet refused."""
