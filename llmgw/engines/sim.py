@@ -15,7 +15,7 @@ from llmgw.engines.probes import openai_probes
 from llmgw.engines.shard import host_port, launch_spec
 from llmgw.model.desired import DesiredModel
 from llmgw.model.launch import ENGINE, FetchSpec, InstallSpec, LaunchSpec, Probes, Process, Program, WaitFor
-from llmgw.model.manifest import Pip
+from llmgw.model.manifest import Pip, ProfileSpec
 from llmgw.model.problems import Problem
 from llmgw.model.record import RankPlacement
 
@@ -31,6 +31,7 @@ _OURS = {
     "--rank": "the plan counts the ranks: write nodes: in the profile",
     "--ranks": "the plan counts the ranks: write nodes: in the profile",
     "--rendezvous": "the plan chooses the meeting point",
+    "--pretend": "write the field in the profile",
 }
 _KEPT = {"SIM_API_KEY": "it holds the replica's key: leave it out"}
 
@@ -51,7 +52,7 @@ class Sim:
         )
 
     def need(self, model: DesiredModel) -> Need:
-        return checks.stated_need(model, ports=2 if model.profile.nodes > 1 else 1)
+        return checks.stated_need(model, ports=1, leader_ports=1 if model.profile.nodes > 1 else 0)
 
     def install(self, model: DesiredModel, node: NodeContext, pip: Pip) -> InstallSpec | None:
         return install(
@@ -103,11 +104,31 @@ def _arguments(placed: Placed, rank: RankPlacement, *, fetched: bool) -> tuple[s
     argv += ["--model", escape(weights.describe(model.spec.source))]
     if fetched:
         argv += ["--weights", "${weights}"]
+    for setting in _settings(model.profile):
+        argv += ["--pretend", escape(setting)]
     if len(placed.ranks) > 1:
         leader = placed.ranks[0]
         argv += ["--rank", str(rank.rank), "--ranks", str(len(placed.ranks))]
         argv += ["--rendezvous", host_port(leader.address, leader.ports[1])]
     return (*argv, *(escape(arg) for arg in model.profile.args + model.spec.args))
+
+
+def _settings(profile: ProfileSpec) -> Iterator[str]:
+    """What the profile says of an engine that computes. The stand-in only shows it, on its command line and in its list of
+    models, so that nobody takes it for ignored."""
+    parallel, plain = profile.parallel, ProfileSpec(engine=profile.engine)
+    stated = (
+        ("parallel.tensor", parallel.tensor, plain.parallel.tensor),
+        ("parallel.pipeline", parallel.pipeline, plain.parallel.pipeline),
+        ("parallel.data", parallel.data, plain.parallel.data),
+        ("dtype", profile.dtype, plain.dtype),
+        ("quantization", profile.quantization, plain.quantization),
+        ("maxModelLen", profile.max_model_len, plain.max_model_len),
+        ("gpuMemoryUtilization", profile.gpu_memory_utilization, plain.gpu_memory_utilization),
+    )
+    for name, value, default in stated:
+        if value != default:
+            yield f"{name}={value}"
 
 
 def _rendezvous(placed: Placed) -> WaitFor:

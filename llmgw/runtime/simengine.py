@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -37,6 +38,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--served-name", default="sim", help="the only model name that requests may use")
     add("--model", default="", help="what the weights are called; only shown")
     add("--weights", help="a file or directory that must be readable, as a real engine would need it")
+    add("--pretend", action="append", default=[], metavar="SETTING=VALUE", help="shown in the list of models")
     add("--drain-seconds", type=float, default=30, help="how long SIGTERM waits for running requests")
     add("--token-delay", type=float, default=0, help="seconds for each token")
     gang = parser.add_argument_group("ranks of a gang: rank 0 serves HTTP, the others hold on to it")
@@ -63,6 +65,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     bad("--traceback", action="store_true", help="fail while loading with a Python traceback")
     bad("--log-forever", type=int, default=0, metavar="BYTES_PER_SECOND")
     options = parser.parse_args(argv)
+    if unclear := [setting for setting in options.pretend if "=" not in setting]:
+        parser.error(f"--pretend {unclear[0]} is not SETTING=VALUE")
     if options.ranks > 1 and not options.rendezvous:
         parser.error("--ranks above 1 needs --rendezvous HOST:PORT")
     if not 0 <= options.rank < options.ranks:
@@ -369,7 +373,9 @@ class Handler(BaseHTTPRequestHandler):
     def models(self) -> None:
         if self.engine.options.no_models:
             raise Wrong(404, "no GET /v1/models", "not_found_error")
-        entry = {"id": self.engine.options.served_name, "object": "model", "created": 0, "owned_by": "sim"}
+        options = self.engine.options
+        entry = {"id": options.served_name, "object": "model", "created": 0, "owned_by": "sim"}
+        entry["pretends"] = dict(setting.split("=", 1) for setting in options.pretend)
         self.send(200, {"object": "list", "data": [entry]})
 
     def metrics(self) -> None:
@@ -472,11 +478,16 @@ def lead(engine: Engine) -> None:
     listener = socket.create_server((host, port), family=family)
 
     def hold(peer: socket.socket) -> None:
-        name = peer.makefile().readline(64).strip()
+        name = ""
+        with suppress(OSError):
+            name = peer.makefile().readline(64).strip()
+        if not name:
+            return  # somebody only looked whether this port is open
         engine.joined.add(name)
         print(f"sim-engine: {name} joined", flush=True)
-        while peer.recv(64):
-            pass
+        with suppress(OSError):
+            while peer.recv(64):
+                pass
         engine.lost = name
         print(f"sim-engine: {name} went away", flush=True)
 

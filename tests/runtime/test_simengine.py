@@ -43,6 +43,13 @@ def sims(tmp_path: Path) -> Iterator[Sims]:
         yield Sims(tmp_path, stack)
 
 
+def test_it_shows_what_it_only_pretends(sims: Sims) -> None:
+    _, port = sims.serving("--pretend", "dtype=bfloat16", "--pretend", "parallel.tensor=8")
+    with openai_client(port) as client:
+        (entry,) = client.models.list()
+    assert entry.model_dump()["pretends"] == {"dtype": "bfloat16", "parallel.tensor": "8"}
+
+
 # ---- The API -----------------------------------------------------------------------------------------
 
 
