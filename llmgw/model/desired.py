@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 
 from llmgw.model.facts import Facts
 from llmgw.model.ids import Commit, Digest
-from llmgw.model.manifest import FleetSpec, ModelSpec, NodeSpec, ProfileSpec
+from llmgw.model.manifest import FleetSpec, ModelSpec, NodeSpec, Pip, ProfileSpec
 from llmgw.model.problems import Where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredNode:
-    """A node with its address settled. ``pretended`` holds the facts of ``local.facts``."""
+    """A node with its address settled. ``pretended`` holds the facts of ``local.facts``; ``pip`` the fleet's packages, which
+    its agent is made from too."""
 
     name: str
     labels: Mapping[str, str]
@@ -21,6 +22,7 @@ class DesiredNode:
     where: Where
     renamed_from: str | None = None
     pretended: Facts | None = None
+    pip: Pip = Pip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

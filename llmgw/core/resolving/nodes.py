@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts
-from llmgw.model.manifest import Local, Manifest, Manifests, NodeSpec
+from llmgw.model.manifest import FleetSpec, Local, Manifest, Manifests, NodeSpec, Pip
 from llmgw.model.problems import Problem, Where
 from llmgw.wire.codec import CodecError, loads
 
@@ -21,6 +21,8 @@ def resolve(
 ) -> dict[str, DesiredNode]:
     """By name, in order of names. What is wrong is added to ``problems``."""
     desired: dict[str, DesiredNode] = {}
+    fleet = manifests.fleet.spec if manifests.fleet else None
+    pip = fleet.pip if isinstance(fleet, FleetSpec) else Pip()
     read: dict[str, Facts | None] = {}
     for manifest in manifests.nodes:
         spec = manifest.spec
@@ -35,6 +37,7 @@ def resolve(
             where=manifest.where,
             renamed_from=renamed.get(name),
             pretended=_pretended(manifest, spec, manifests.texts, read, problems),
+            pip=pip,
         )
     places = [_Place(manifest=manifest, node=desired[manifest.metadata.name]) for manifest in manifests.nodes]
     problems.extend(_shared_addresses(places))

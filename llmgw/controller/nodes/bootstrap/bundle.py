@@ -13,18 +13,17 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
-
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from typing import TYPE_CHECKING, Final
 
 import llmgw
 from llmgw import __version__
-from llmgw.controller.nodes.bootstrap.packages import ROOTS, Need, Package, installed, read_wheel, required
 from llmgw.controller.nodes.bootstrap.target import Target
 from llmgw.controller.nodes.bootstrap.wheels import Wheels
 from llmgw.model.manifest import Pip
 from llmgw.model.problems import StalledError
+
+if TYPE_CHECKING:
+    from llmgw.controller.nodes.bootstrap.packages import Package
 
 AGENT_PART: Final = (
     "__init__.py",
@@ -84,8 +83,19 @@ class Bundles:
                 self._built[key] = built
             return self._built[key]
 
-    async def _packages(self, target: Target, pip: Pip) -> tuple[Package, ...]:
+    async def _packages(self, target: Target, pip: Pip) -> tuple["Package", ...]:
         """The roots and everything they ask for on the target."""
+        from packaging.requirements import Requirement  # noqa: PLC0415 - most commands bootstrap nothing, and packaging takes its time
+        from packaging.utils import canonicalize_name  # noqa: PLC0415 - same
+
+        from llmgw.controller.nodes.bootstrap.packages import (  # noqa: PLC0415 - same
+            ROOTS,
+            Need,
+            installed,
+            read_wheel,
+            required,
+        )
+
         found: dict[str, Package] = {}
         todo = [Requirement(text) for text in ROOTS]
         while todo:
@@ -122,7 +132,7 @@ class Bundles:
             ) from wrong
 
 
-def pack(target: Target, packages: tuple[Package, ...], package: Path) -> Bundle:
+def pack(target: Target, packages: tuple["Package", ...], package: Path) -> Bundle:
     """``package`` is the folder of llmgw."""
     names = tuple(f"{one.name}=={one.version}" for one in packages)
     about = {"version": __version__, "target": str(target), "packages": names}

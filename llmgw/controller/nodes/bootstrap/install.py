@@ -25,13 +25,12 @@ from llmgw.controller.nodes.bootstrap.programs import Place, call
 from llmgw.controller.nodes.bootstrap.shell import Shell
 from llmgw.controller.nodes.bootstrap.target import target_of
 from llmgw.model.desired import DesiredNode
-from llmgw.model.manifest import NodeSpec, Pip
+from llmgw.model.manifest import NodeSpec
 from llmgw.model.problems import StalledError
 from llmgw.wire import codec
 from llmgw.wire.messages import HelloResult
 from llmgw.wire.setup import PRETENDED, SETTINGS, AgentSettings
 
-NO_PIP: Final = Pip()
 UP_WITHIN: Final = 60.0
 """Seconds for a started agent to listen: Python's start and the adoption of what runs, on a machine that is busy."""
 
@@ -70,13 +69,11 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bootstrap:
-    """``environ`` is where the node's ``fromEnv`` values come from; ``told`` hears what is being done. ``pip``:
-    the fleet's packages, where the caller of :meth:`install` names none."""
+    """``environ`` is where the node's ``fromEnv`` values come from; ``told`` hears what is being done."""
 
     bundles: Bundles
     environ: Mapping[str, str]
     clock: Clock
-    pip: Pip = NO_PIP
     up_within: float = UP_WITHIN
     told: Callable[[str], None] = field(default=lambda _: None)
 
@@ -92,7 +89,6 @@ class Bootstrap:
         fleet: str,
         take_over: bool = False,
         downgrade: bool = False,
-        pip: Pip | None = None,
     ) -> Installed:
         """Installs, upgrades or mends what is there; nothing where all is as it should be. Done when the agent listens: the
         caller's ``hello`` is the proof.
@@ -102,7 +98,7 @@ class Bootstrap:
         asked = Asked(node=node.name, fleet=fleet, spec=node.spec, take_over=take_over)
         inside = checks.require(machine, asked)
         place = self._place(shell, node, inside)
-        bundle = await self.bundles.bundle(target_of(inside), pip or self.pip)
+        bundle = await self.bundles.bundle(target_of(inside), node.pip)
         notes = list(checks.notes(machine))
         # The engine user is part of the settings, so it is known, or made, before they are compared.
         agent_settings(

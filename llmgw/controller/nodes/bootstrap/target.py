@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
-
-from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import parse_wheel_filename
+from typing import TYPE_CHECKING, Final
 
 from llmgw.controller.nodes.bootstrap.machine import Inside
+
+if TYPE_CHECKING:
+    from packaging.tags import Tag
 
 OLDEST_GLIBC: Final = 5
 """The minor version that manylinux begins with: no wheel asks for an older one."""
@@ -35,7 +35,9 @@ class Target:
         return tuple(self._platforms())
 
     @cached_property
-    def tags(self) -> frozenset[Tag]:
+    def tags(self) -> "frozenset[Tag]":
+        from packaging.tags import compatible_tags, cpython_tags  # noqa: PLC0415 - most commands bootstrap nothing, and packaging takes its time
+
         return frozenset(
             (
                 *cpython_tags(self.python, platforms=self.platforms),
@@ -63,6 +65,8 @@ class Target:
 
     def runs(self, wheel_name: str) -> bool:
         """Whether a wheel of that file name runs there."""
+        from packaging.utils import parse_wheel_filename  # noqa: PLC0415 - same
+
         return not self.tags.isdisjoint(parse_wheel_filename(wheel_name)[3])
 
     def _platforms(self) -> Iterator[str]:

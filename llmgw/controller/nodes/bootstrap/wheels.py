@@ -8,17 +8,18 @@ import re
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import Version
-
-from llmgw.controller.nodes.bootstrap.packages import Need
 from llmgw.controller.nodes.bootstrap.target import Target
 from llmgw.model.manifest import Pip
 from llmgw.model.problems import RetryError, StalledError
+
+if TYPE_CHECKING:
+    from packaging.version import Version
+
+    from llmgw.controller.nodes.bootstrap.packages import Need
 
 SECONDS: Final = 600.0
 MAX_SAID: Final = 256 * 1024
@@ -46,14 +47,14 @@ class Wheels:
     environ: Mapping[str, str]
     python: str = sys.executable
 
-    async def find(self, need: Need, target: Target, pip: Pip) -> Path:
+    async def find(self, need: "Need", target: Target, pip: Pip) -> Path:
         """A wheel of the package that runs on the target. Raises StalledError saying where it was looked for."""
         cached = self.cache / str(target)
         if (there := newest(cached, need, target)) is not None:
             return there
         folder = self._wheel_dir(pip)
         if folder is not None and folder.is_dir():
-            any_version = Need(requirement=need.requirement)
+            any_version = replace(need, pinned=None)
             there = newest(folder, need, target) or newest(folder, any_version, target)
             if there is not None:
                 return there
@@ -71,7 +72,7 @@ class Wheels:
             return None
         return self.home / written[2:] if written.startswith("~/") else Path(written)
 
-    async def _download(self, need: Need, target: Target, into: Path, pip: Pip) -> None:
+    async def _download(self, need: "Need", target: Target, into: Path, pip: Pip) -> None:
         _make(into)
         doing = f"fetching a wheel of {need} for {target}"
         process = await asyncio.create_subprocess_exec(
@@ -95,7 +96,7 @@ class Wheels:
         if process.returncode != 0:
             raise StalledError(f"{doing}: {self._why(out[-MAX_SAID:].decode(errors='replace'))}")
 
-    def command(self, need: Need, target: Target, into: Path) -> tuple[str, ...]:
+    def command(self, need: "Need", target: Target, into: Path) -> tuple[str, ...]:
         """Pip asks no markers about another Python, so dependencies are followed here and not by it."""
         platforms = [word for name in target.platforms for word in ("--platform", name)]
         return (
@@ -134,8 +135,14 @@ def _make(folder: Path) -> None:
         raise StalledError(f"making {folder} for wheels: {wrong.strerror}: see to stateDir") from wrong
 
 
-def newest(folder: Path, need: Need, target: Target) -> Path | None:
+def newest(folder: Path, need: "Need", target: Target) -> Path | None:
     """The newest wheel in a directory that fits the need and runs on the target; None: there is none."""
+    from packaging.utils import (  # noqa: PLC0415 - most commands bootstrap nothing, and packaging takes its time
+        InvalidWheelFilename,
+        canonicalize_name,
+        parse_wheel_filename,
+    )
+
     fitting: list[tuple[Version, str]] = []
     try:
         names = sorted(path.name for path in folder.iterdir() if path.suffix == ".whl")
