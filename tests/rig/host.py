@@ -174,7 +174,10 @@ class Host:
     def refusing(self, source: str, *, how: str = "drop", port: int | None = None) -> Iterator[None]:
         """A firewall against one address: ``drop`` leaves it waiting, ``reject with tcp reset`` refuses."""
         match = f"tcp dport {port} " if port else "meta l4proto tcp "
-        rule = f"table inet {NFT_TABLE} {{ chain i {{ type filter hook input priority 0; ip saddr {source} {match}{how}; }} }}"
+        hook = "type filter hook input priority 0"
+        rule = (
+            f"table inet {NFT_TABLE} {{\n chain i {{\n {hook};\n ip saddr {source} {match}{how};\n }}\n}}\n"
+        )
         run("ip", "netns", "exec", self.namespace, "nft", "-f", "-", stdin=rule)
         try:
             yield

@@ -67,7 +67,7 @@ class Command:
         self._abandoned = threading.Event()
 
     def abandon(self) -> None:
-        """From any thread: nobody waits any more. What runs on the other side runs on."""
+        """From any thread: nobody waits any more. The command runs on, and its server keeps the session until it ends."""
         self._abandoned.set()
 
     def run(self, channel: paramiko.Channel) -> Ended:
@@ -91,16 +91,14 @@ class Command:
         while True:
             try:
                 moved = self._read(channel) + self._write(channel)
-            except OSError:
+            except (paramiko.SSHException, OSError, EOFError):
                 moved = 0  # closed meanwhile; below it is told apart
             if moved:
                 heard = time.monotonic()
                 continue
             if channel.closed or channel.eof_received or self._over(channel, heard):
                 return self._finish(channel, deadline)
-            if self._abandoned.is_set():
-                return self._ended(None, "given up by this side: it may still run")
-            if time.monotonic() > deadline:
+            if self._abandoned.is_set() or time.monotonic() > deadline:
                 return self._ended(None, f"no end within {self._timeout:g} s: it may still run")
             poller.poll(WINDOW_WAIT if self._begun and self._left else WAIT)
 

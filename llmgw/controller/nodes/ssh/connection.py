@@ -7,11 +7,12 @@ that is not known, never with one that is made up.
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import paramiko
 
@@ -26,10 +27,13 @@ from llmgw.model.problems import RetryError, StalledError
 
 __all__ = ["Ended", "NotBegunError", "SessionsError", "SshConnection"]
 
+T = TypeVar("T")
+
 AT_ONCE: Final = 6
 """Commands of this connection at a time. Servers allow 10 sessions (MaxSessions), and the agent's channels are among them."""
 MAX_NOISE: Final = 64 * 1024
 OPEN_WITHIN: Final = 20.0
+MAX_UNENDED: Final = 2
 AGAIN: Final = timedelta(seconds=1)
 
 
@@ -50,6 +54,9 @@ class SshConnection:
         self._transports = transports
         self._lost: str | None = None
         self._gate = asyncio.Semaphore(AT_ONCE)
+        self._unended = 0
+        self._sessions = 0
+        self._limit: int | None = None
         self._heart = Heartbeat(transports[-1], self._die)
         self._heart.start()
 
@@ -84,6 +91,14 @@ class SshConnection:
             self._lost = "the other side closed the connection"
         return self._lost
 
+    @property
+    def has_room(self) -> bool:
+        """Whether another session is worth trying. The server's limit is not known until it has refused one; commands that
+        were given up hold theirs for as long as they run."""
+        if self._limit is not None:
+            return self._sessions < self._limit
+        return self._unended < MAX_UNENDED
+
     async def run(
         self, command: Sequence[str], *, stdin: bytes = b"", timeout: float, sudo: bool = False
     ) -> Ended:
@@ -104,12 +119,14 @@ class SshConnection:
                 ) from lost
             except asyncio.CancelledError:
                 work.abandon()
+                self._unended += 1
                 raise
         if not ended.begun and ended.code is not None:
             raise self._not_begun(doing, ended, sudo=sudo)
-        if ended.code is None and self.lost is not None:
-            return Ended(code=None, out=ended.out, err=ended.err, why=f"{self.lost}: it may have been done")
-        return ended
+        if ended.code is not None:
+            return ended
+        self._unended += 1
+        return replace(ended, why=f"{self.lost}: it may have been done") if self.lost else ended
 
     async def put(
         self, data: bytes, path: str, *, mode: int = 0o644, sudo: bool = False, timeout: float | None = None
@@ -137,11 +154,13 @@ class SshConnection:
         doing = f"{self}: running {wrapping.shown(command)}"
         text = wrapping.wrapped(command, sudo=sudo) if magic is None else wrapping.plain(command, sudo=sudo)
         self._must_live(doing)
+        self._sessions += 1
         try:
-            channel = await in_thread(partial(self._start, text, doing), name="channel")
-        except LostError as lost:
-            raise RetryError(f"{doing}: the connection was lost before it was sent", after=AGAIN) from lost
-        reader, writer, under = stream(channel, lambda: self.lost)
+            channel = await self._in_session(partial(self._start, text, doing), doing)
+        except BaseException:
+            self._sessions -= 1
+            raise
+        reader, writer, under = stream(channel, lambda: self.lost, self._session_ended)
         try:
             async with asyncio.timeout(timeout):
                 if await _skip_noise(reader, magic or wrapping.MAGIC_LINE, doing):
@@ -169,6 +188,19 @@ class SshConnection:
         return f"node {self._login.node} ({self._login.target})"
 
     # ---- inside ----------------------------------------------------------------------------------
+
+    async def _in_session(self, work: Callable[[], T], doing: str) -> T:
+        """Work that opens a session; our own is counted already."""
+        try:
+            return await in_thread(work, name="session")
+        except LostError as lost:
+            raise RetryError(f"{doing}: the connection was lost before it was sent", after=AGAIN) from lost
+        except SessionsError:
+            self._limit = max(1, self._sessions - 1)
+            raise
+
+    def _session_ended(self) -> None:
+        self._sessions -= 1
 
     def _run(self, work: Command, doing: str) -> Ended:
         return work.run(open_session(self._transports[-1], doing=doing))

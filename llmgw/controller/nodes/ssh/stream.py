@@ -21,18 +21,21 @@ MAX_ERR: Final = 4096
 
 
 class ChannelTransport(asyncio.Transport):
-    """What StreamReader and StreamWriter need of a channel. ``lost`` says why the connection is gone, if it is."""
+    """What StreamReader and StreamWriter need of a channel. ``lost`` says why the connection is gone, if it is;
+    ``ended`` is called once, when the channel is."""
 
     def __init__(
         self,
         channel: paramiko.Channel,
         protocol: asyncio.StreamReaderProtocol,
         lost: Callable[[], str | None],
+        ended: Callable[[], None],
     ) -> None:
         super().__init__()
         self._channel = channel
         self._protocol = protocol
         self._lost = lost
+        self._tell_end = ended
         self._loop = asyncio.get_running_loop()
         self._may_read = threading.Event()
         self._may_read.set()
@@ -85,6 +88,7 @@ class ChannelTransport(asyncio.Transport):
             return
         self._over = True
         self._closing = True
+        self._tell_end()
         why = self._lost()
         if why is None:
             self._protocol.eof_received()
@@ -192,10 +196,10 @@ class ChannelTransport(asyncio.Transport):
 
 
 def stream(
-    channel: paramiko.Channel, lost: Callable[[], str | None]
+    channel: paramiko.Channel, lost: Callable[[], str | None], ended: Callable[[], None]
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, ChannelTransport]:
     reader = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(reader)
-    transport = ChannelTransport(channel, protocol, lost)
+    transport = ChannelTransport(channel, protocol, lost, ended)
     writer = asyncio.StreamWriter(transport, protocol, reader, asyncio.get_running_loop())
     return reader, writer, transport

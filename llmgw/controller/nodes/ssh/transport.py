@@ -6,7 +6,6 @@ server allows too few sessions on one, another is opened beside it. paramiko is 
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -18,7 +17,6 @@ from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts
 from llmgw.model.problems import NoAgentError, StalledError
 from llmgw.wire import codec
-from llmgw.wire.messages import HelloResult
 from llmgw.wire.rpc import BRIDGE_MAGIC
 
 if TYPE_CHECKING:
@@ -36,22 +34,17 @@ exit 127
 """The system's own first: what a PATH leads to may be a shim that takes a second to start."""
 MAX_CONNECTIONS: Final = 4
 """To one node. A server that allows a single session on each still serves commands and three streams."""
+HELLO_WITHIN: Final = 10.0
+HELLO_PAUSE: Final = 0.2
 NOBODY: Final = 69
 NOT_FOUND: Final = ("No such file or directory", "command not found", "not found")
 
 
 class Bootstrapper(Protocol):
-    """Installs agents; controller/nodes/bootstrap has the real one."""
+    """Installs agents; :class:`llmgw.controller.nodes.bootstrap.install.Bootstrap` is one."""
 
-    async def bootstrap(
-        self,
-        node: DesiredNode,
-        connection: "SshConnection",
-        *,
-        fleet: str,
-        greet: Callable[[], Awaitable[HelloResult]],
-    ) -> None:
-        """``greet`` asks the node's agent who it is, as often as is needed; it raises what Transport.connect raises."""
+    async def install(self, shell: "SshConnection", node: DesiredNode, *, fleet: str) -> object:
+        """Done when the agent listens. Safe to repeat, and to be cut off anywhere."""
         ...
 
 
@@ -89,13 +82,8 @@ class SshTransport:
     async def bootstrap(self, node: DesiredNode, *, fleet: str) -> None:
         if self._bootstrapper is None:
             raise StalledError(f"node {node.name}: nothing here can install an agent over SSH")
-
-        async def greet() -> HelloResult:
-            link = await self.connect(node, fleet=fleet)
-            await link.close()
-            return link.hello
-
-        await self._bootstrapper.bootstrap(node, await self.connection(node), fleet=fleet, greet=greet)
+        await self._bootstrapper.install(await self.connection(node), node, fleet=fleet)
+        await self._hello(node, fleet)
 
     async def close(self) -> None:
         self._closed = True
@@ -107,9 +95,25 @@ class SshTransport:
 
     async def connection(self, node: DesiredNode) -> "SshConnection":
         """The connection to a node, opened if there is none that lives. Raises what SshConnection.open raises."""
-        return await self._connection(self._login(node), 0)
+        return await self._roomy(self._login(node))
 
     # ---- inside ----------------------------------------------------------------------------------
+
+    async def _hello(self, node: DesiredNode, fleet: str) -> None:
+        """The proof of a bootstrap, by the way that everything else will take."""
+        until = asyncio.get_running_loop().time() + HELLO_WITHIN
+        while True:
+            try:
+                link = await self.connect(node, fleet=fleet)
+            except NoAgentError as wrong:  # noqa: PERF203 - it listens a moment later, or never
+                if asyncio.get_running_loop().time() > until:
+                    raise StalledError(
+                        f"node {node.name}: its agent was installed and started, and does not answer over SSH: {wrong}"
+                    ) from wrong
+                await asyncio.sleep(HELLO_PAUSE)
+            else:
+                await link.close()
+                return
 
     def _login(self, node: DesiredNode) -> Login:
         return login_of(node, self._around)
@@ -136,16 +140,28 @@ class SshTransport:
 
         login = self._login(node)
         command = bridge_command(node.spec)
-        for number in range(MAX_CONNECTIONS):
-            connection = await self._connection(login, number)
+        while True:
+            connection = await self._roomy(login)
             try:
                 return await connection.open_channel(command, sudo=login.sudo, magic=BRIDGE_MAGIC)
             except SessionsError:
-                if number == MAX_CONNECTIONS - 1:
+                if not self._more(login):
                     raise
             except NotBegunError as wrong:
                 raise _meant(wrong, node, login) or wrong from wrong
-        raise AssertionError("unreachable")
+
+    async def _roomy(self, login: Login) -> "SshConnection":
+        """The first connection with room for another session; the last one where none has."""
+        for number in range(MAX_CONNECTIONS):
+            connection = await self._connection(login, number)
+            if connection.has_room:
+                break
+        return connection
+
+    def _more(self, login: Login) -> bool:
+        """Whether another connection can still be tried."""
+        living = self._open[login]
+        return len(living) < MAX_CONNECTIONS or any(one.has_room for one in living)
 
 
 def _meant(wrong: "NotBegunError", node: DesiredNode, login: Login) -> Exception | None:
