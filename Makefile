@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-AGENT_PART := llmgw/model llmgw/wire llmgw/core/life.py llmgw/core/lifecycle.py llmgw/clock.py llmgw/agent llmgw/runtime
+AGENT_PART := llmgw/model llmgw/wire llmgw/core/life.py llmgw/core/lifecycle.py llmgw/clock.py llmgw/redaction.py llmgw/agent llmgw/runtime
 PYTEST := $(BIN)/python -m pytest
 
 help: ## list the targets

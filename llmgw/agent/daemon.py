@@ -5,7 +5,7 @@ import getpass
 import logging
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from llmgw.agent.jobs.runner import Jobs
 from llmgw.agent.jobs.targets import DiskTargets
 from llmgw.agent.journal import FileJournalStore, Journal
 from llmgw.agent.lock import only_agent
-from llmgw.agent.logsink import Redactor, log_to, secret_values
+from llmgw.agent.logsink import log_to, secret_values
 from llmgw.agent.ownership import Ownership
 from llmgw.agent.sampling import Sampler
 from llmgw.agent.server import Server
@@ -31,12 +31,14 @@ from llmgw.agent.settings import Layout, layout, make_folders, pretended_bytes, 
 from llmgw.agent.shards import proc
 from llmgw.agent.shards.checks import SystemChecks
 from llmgw.agent.shards.keeper import Shards
+from llmgw.agent.shards.orders import nobody_told
 from llmgw.agent.shards.probes import HttpProber
 from llmgw.agent.shards.processes import ShimSpawner
 from llmgw.agent.shards.surroundings import ShardSettings
 from llmgw.clock import Clock, SystemClock
 from llmgw.model.problems import LlmgwError
 from llmgw.model.report import AgentInfo
+from llmgw.redaction import Redactor
 from llmgw.wire.messages import PROTOCOL
 from llmgw.wire.setup import AgentSettings, Holder
 
@@ -68,9 +70,15 @@ def job_environment(own: Mapping[str, str], settings: AgentSettings) -> dict[str
 
 
 def assemble(
-    places: Layout, settings: AgentSettings, *, own_env: Mapping[str, str], clock: Clock, info: AgentInfo
+    places: Layout,
+    settings: AgentSettings,
+    *,
+    own_env: Mapping[str, str],
+    clock: Clock,
+    info: AgentInfo,
+    learn: Callable[[str], None] = nobody_told,
 ) -> Agent:
-    """Everything real; nothing is started yet."""
+    """Everything real; nothing is started yet. ``learn`` is told every secret that the agent is sent."""
     env = job_environment(own_env, settings)
     journal = Journal(store=FileJournalStore(places.journal), clock=clock)
     events = Events(journal)
@@ -104,6 +112,7 @@ def assemble(
         jobs=jobs,
         node=PretendedChecks(places=places, real=real) if settings.pretends else real,
         events=events.from_shards,
+        learn=learn,
     )
     sampler = Sampler(survey.look)
     service = AgentService(
@@ -158,7 +167,8 @@ def daemon(work: Path, own_env: Mapping[str, str]) -> int:
     )
     clock = SystemClock()
     with only_agent(work, holder):
-        log_to(places.log, Redactor(secret_values((*own_env.items(), *settings.env.items()))))
+        redactor = Redactor(secret_values((*own_env.items(), *settings.env.items())))
+        log_to(places.log, redactor)
         LOG.info("agent %s of node %s started, pid %s", __version__, settings.node, os.getpid())
         info = AgentInfo(
             version=__version__,
@@ -171,7 +181,9 @@ def daemon(work: Path, own_env: Mapping[str, str]) -> int:
             user=getpass.getuser(),
         )
         try:
-            asyncio.run(_main(places, settings, own_env=own_env, clock=clock, info=info))
+            asyncio.run(
+                _main(places, settings, own_env=own_env, clock=clock, info=info, learn=redactor.learn)
+            )
         except LlmgwError as wrong:
             LOG.error("can't run: %s", wrong)  # noqa: TRY400 - the reason is told, a traceback would hide it
             raise
@@ -179,6 +191,13 @@ def daemon(work: Path, own_env: Mapping[str, str]) -> int:
 
 
 async def _main(
-    places: Layout, settings: AgentSettings, *, own_env: Mapping[str, str], clock: Clock, info: AgentInfo
+    places: Layout,
+    settings: AgentSettings,
+    *,
+    own_env: Mapping[str, str],
+    clock: Clock,
+    info: AgentInfo,
+    learn: Callable[[str], None],
 ) -> None:
-    await run(assemble(places, settings, own_env=own_env, clock=clock, info=info), places.work)
+    agent = assemble(places, settings, own_env=own_env, clock=clock, info=info, learn=learn)
+    await run(agent, places.work)

@@ -9,25 +9,10 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TextIO
 
-MASK = "***"
-SHORTEST = 6
-"""Shorter "secrets" would hit ordinary words."""
+from llmgw.redaction import Redactor
+
 MAX_LOG = 16 * 1024 * 1024
-_USERINFO = re.compile(r"(?<=://)[^/\s@'\"]+@")
-_BEARER = re.compile(r"(?i)\b(bearer\s+)[\w.~+/=-]+")
 _NAMED = re.compile(r"(?i)(?P<name>key|token|password|passwd|secret|credential|proxy)")
-
-
-class Redactor:
-    """Takes out userinfo of URLs and bearer tokens always, and every secret it was told of."""
-
-    def __init__(self, secrets: Iterable[str] = ()) -> None:
-        known = sorted({secret for secret in secrets if len(secret) >= SHORTEST}, key=lambda text: -len(text))
-        self._known = re.compile("|".join(map(re.escape, known))) if known else None
-
-    def __call__(self, text: str) -> str:
-        text = self._known.sub(MASK, text) if self._known else text
-        return _BEARER.sub(rf"\g<1>{MASK}", _USERINFO.sub(f"{MASK}@", text))
 
 
 def secret_values(env: Iterable[tuple[str, str]]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import click
 from llmgw.model.problems import HeldError, InvalidError, LlmgwError, StaleError
 
 if TYPE_CHECKING:
-    from llmgw.controller.redaction import Redactor
+    from llmgw.redaction import Redactor
 
 DONE, ERROR, CHANGES, STALE, HELD, PART, BLOCKED, USAGE = 0, 1, 2, 3, 4, 5, 6, 64
 PRECEDENCE = (USAGE, ERROR, HELD, STALE, BLOCKED, PART, CHANGES, DONE)
@@ -44,7 +44,7 @@ def exit_code(error: BaseException) -> int:
 @cache
 def redactor() -> "Redactor":
     """The one that this process's messages go through; whoever reads a secret teaches it."""
-    from llmgw.controller.redaction import Redactor  # noqa: PLC0415 - `--help` needs none of it
+    from llmgw.redaction import Redactor  # noqa: PLC0415 - `--help` needs none of it
 
     return Redactor()
 
@@ -57,6 +57,20 @@ def say(text: str) -> None:
 def note(text: str) -> None:
     """About the work, not its answer."""
     click.echo(redactor()(text), err=True)
+
+
+@cache
+def tell_logs() -> None:
+    """From now on what libraries warn of is told like everything else: through the one redaction."""
+    import logging  # noqa: PLC0415 - `--help` needs none of it
+
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            note(self.format(record))
+
+    handler = Told(logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
 
 
 def complain(text: str) -> None:

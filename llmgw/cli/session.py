@@ -50,6 +50,7 @@ async def fleet_of(asked: Asked) -> AsyncIterator[tuple[Opened, Links]]:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
+    output.tell_logs()
     return asyncio.run(main)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from llmgw.clock import Clock, SystemClock
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.nodes.local import LocalTransport
-from llmgw.controller.redaction import Redactor
 from llmgw.controller.repo.git import Git, GitEnvironment
 from llmgw.controller.repo.locks import FLEET_LOCK, FileLock
 from llmgw.controller.repo.mirror import Mirror
@@ -22,6 +21,7 @@ from llmgw.engines.registry import ADAPTERS
 from llmgw.model.desired import Desired
 from llmgw.model.ids import FleetId
 from llmgw.model.problems import StalledError
+from llmgw.redaction import Redactor
 
 SECRET_VARIABLE = "LLMGW_SECRET"  # noqa: S105 - the variable's name, not what it holds
 

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llmgw.controller.redaction import MASK, Redactor
 from llmgw.controller.repo.failures import GitError
 from llmgw.controller.repo.git import Git, GitEnvironment
 from llmgw.controller.repo.locks import make_private_folder
 from llmgw.model.ids import ReplicaId, key_id
 from llmgw.model.manifest import FromEnv, FromFile, Value
 from llmgw.model.problems import StalledError
+from llmgw.redaction import MASK, Redactor
 
 SECRET_VARIABLE = "LLMGW_SECRET"  # noqa: S105 - the variable's name, not what it holds
 SHORTEST = 32  # characters; what we make has 64 hex digits

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from llmgw.clock import SystemClock
 from llmgw.controller.opening import Opened, opened
-from llmgw.controller.redaction import Redactor
 from llmgw.controller.settings import load_settings
 from llmgw.core import planner
 from llmgw.core.planner import PlanOptions
@@ -18,6 +17,7 @@ from llmgw.model.ids import key_id
 from llmgw.model.plan import AWAITS, Plan, StepKind, StepOutcome, StepResult
 from llmgw.model.record import Outcome, Record, ReplicaPhase
 from llmgw.model.report import ShardReport
+from llmgw.redaction import Redactor
 from tests.core.builders import NodeState, a_pass, empty_record, observed, shard_report
 
 GIB = 1024**3

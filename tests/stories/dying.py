@@ -21,7 +21,6 @@ from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.progress import Silent
 from llmgw.controller.passes.settle import settle
 from llmgw.controller.passes.values import PassRequest
-from llmgw.controller.redaction import Redactor
 from llmgw.controller.repo.records import HistoryEntry, RecordStore, Stored
 from llmgw.controller.settings import load_settings
 from llmgw.model.desired import DesiredNode
@@ -29,6 +28,7 @@ from llmgw.model.facts import Facts
 from llmgw.model.ids import Commit
 from llmgw.model.plan import Plan
 from llmgw.model.record import Record
+from llmgw.redaction import Redactor
 from llmgw.wire.messages import HelloResult
 
 T = TypeVar("T")

@@ -3,13 +3,13 @@ door to this folder; see ShardKeeper in agent/seams.py."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 
 from llmgw.agent.seams import Disk, Gpus, JobGate, NodeChecks, Probe, Running, ShardEvents, Spawner
 from llmgw.agent.shards import adoption, claims, reports
 from llmgw.agent.shards.logs import LogBook
-from llmgw.agent.shards.orders import SAFE_SHARD, Orders, StoredOrder, refused
+from llmgw.agent.shards.orders import SAFE_SHARD, Orders, StoredOrder, nobody_told, refused
 from llmgw.agent.shards.supervisor import Shard
 from llmgw.agent.shards.surroundings import ShardSettings, Surroundings
 from llmgw.clock import Clock
@@ -57,13 +57,14 @@ class Shards:
         jobs: JobGate,
         node: NodeChecks,
         events: ShardEvents,
+        learn: Callable[[str], None] = nobody_told,
     ) -> None:
         self._around = Surroundings(
             settings=settings,
             clock=clock,
             spawner=spawner,
             probe=probe,
-            orders=Orders(disk),
+            orders=Orders(disk, learn=learn),
             gpus=gpus,
             jobs=jobs,
             node=node,

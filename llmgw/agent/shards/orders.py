@@ -2,7 +2,7 @@
 starts; ``secrets/<id>.json`` holds what must never be shown. Both 0600."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from llmgw.agent.seams import Disk, Running
@@ -49,17 +49,23 @@ class Found:
     unreadable: Mapping[str, str]
 
 
-class Orders:
-    """Reads and writes them."""
+def nobody_told(_: str) -> None:
+    """For those whose log nobody reads."""
 
-    def __init__(self, disk: Disk) -> None:
+
+class Orders:
+    """Reads and writes them. ``learn`` is told every secret that passes, so that no log shows it."""
+
+    def __init__(self, disk: Disk, *, learn: Callable[[str], None] = nobody_told) -> None:
         self._disk = disk
+        self._learn = learn
 
     async def save(self, order: StoredOrder) -> None:
         """Raises StalledError naming the file when the disk refuses."""
         await self._disk.write(f"{FOLDER}/{order.spec.shard}.json", codec.dumps_readable(order))
 
     async def save_secrets(self, shard: ShardId, values: Mapping[str, str]) -> None:
+        self._learn_all(values)
         await self._disk.write(f"{SECRETS}/{shard}.json", codec.dumps(StoredSecrets(values=values)))
 
     async def secrets(self, shard: ShardId) -> Mapping[str, str]:
@@ -68,12 +74,18 @@ class Orders:
         if data is None:
             return {}
         try:
-            return codec.loads(StoredSecrets, data, strict=False).values
+            values = codec.loads(StoredSecrets, data, strict=False).values
         except codec.CodecError:
             # The cause may quote what it could not read.
             raise codec.CodecError(
                 f"the secrets of shard {shard} can't be read: send its key again"
             ) from None
+        self._learn_all(values)
+        return values
+
+    def _learn_all(self, values: Mapping[str, str]) -> None:
+        for value in values.values():
+            self._learn(value)
 
     async def remove(self, shard: ShardId, processes: tuple[str, ...], *, home: str) -> None:
         """The order goes last: as long as it is there, forgetting is not done."""

@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llmgw.controller.redaction import Redactor
 from llmgw.controller.repo.failures import FailureKind, GitError, kind_of
+from llmgw.redaction import Redactor
 
 PROTOCOLS = "ssh:https:file"
 SSH_COMMAND = (

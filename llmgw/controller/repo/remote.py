@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from llmgw.controller.redaction import without_userinfo
 from llmgw.model.ids import digest
 from llmgw.model.problems import InvalidError, Problem
+from llmgw.redaction import without_userinfo
 
 _SCP = re.compile(r"^(?:[A-Za-z0-9._-]+@)?[A-Za-z0-9][A-Za-z0-9.-]*:(?!//)[^\s]+$")
 

@@ -174,6 +174,7 @@ class Rig:
     disk: Contents = field(default_factory=Contents)
     jobs: JobsByHand = field(default_factory=JobsByHand)
     events: list[ShardReport | JournalEvent] = field(default_factory=list)
+    learnt: list[str] = field(default_factory=list)
     shards: Shards | None = None
 
     async def agent(self, *, checkpoint: Checkpoint | None = None) -> Shards:
@@ -188,6 +189,7 @@ class Rig:
             jobs=self.jobs,
             node=FakeChecks(self.node, checkpoint=checkpoint),
             events=self.events.append,
+            learn=self.learnt.append,
         )
         await self.shards.adopt()
         return self.shards

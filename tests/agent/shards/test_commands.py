@@ -224,6 +224,21 @@ def test_secrets_stand_in_no_order_report_event_or_error() -> None:
     on_node(story)
 
 
+def test_the_log_is_told_every_secret_also_those_an_earlier_agent_got() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec(env={"API_KEY": "${key}"})
+        await shards.start(start(launch, key="canary-7f3a"))
+        assert "canary-7f3a" in rig.learnt
+        await shards.key(KeyParams(command=COMMAND, shard=launch.shard, secrets={"key": "canary-8b4c"}))
+        assert "canary-8b4c" in rig.learnt
+        rig.learnt.clear()
+        await rig.agent()
+        assert "canary-8b4c" in rig.learnt
+
+    on_node(story)
+
+
 def test_forget_drops_what_a_terminal_shard_has_on_disk() -> None:
     async def story(rig: Rig) -> None:
         shards = await rig.agent()

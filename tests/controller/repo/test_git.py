@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from llmgw.controller.redaction import Redactor
+from llmgw.redaction import Redactor
 from llmgw.controller.repo.failures import FailureKind, GitError, explained, kind_of
 from llmgw.controller.repo.git import Git, GitEnvironment, How
 from llmgw.model.problems import RetryError, StalledError

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 AGENT_PART: Final = (
     "__init__.py",
     "clock.py",
+    "redaction.py",
     "model",
     "wire",
     "core/__init__.py",

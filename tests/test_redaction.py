@@ -1,13 +1,16 @@
 """The last line of defence: a canary that must not come through, in any spelling, by any way out."""
 
 import base64
-import io
 import logging
+from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
-from llmgw.controller.redaction import RedactingFilter, Redactor, without_userinfo
+from llmgw.agent.logsink import log_to
+from llmgw.cli import output
+from llmgw.redaction import Redactor, without_userinfo
 
 CANARY = "canary/5f+2c 9e"
 
@@ -57,22 +60,54 @@ def test_addresses_lose_what_lets_people_in(text: str, shown: str) -> None:
     assert without_userinfo(text) == shown
 
 
-def test_nothing_gets_past_the_log_sink() -> None:
-    sink = io.StringIO()
-    handler = logging.StreamHandler(sink)
-    handler.addFilter(RedactingFilter(Redactor([CANARY])))
-    log = logging.Logger("canary")  # noqa: LOG001 - a logger of its own, so that no other test sees it
-    log.addHandler(handler)
+def test_a_bearer_token_is_no_word_for_a_log() -> None:
+    told = Redactor()("Authorization: Bearer eyJhbGciOi.J9-x_y and the bearer of news")
+    assert told == "Authorization: Bearer *** and the bearer of news"
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    """The root logger, with its handlers as they were afterwards."""
+    logger = logging.getLogger()
+    handlers, level = logger.handlers[:], logger.level
+    yield logger
+    for handler in set(logger.handlers) - set(handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    logger.setLevel(level)
+
+
+def log_everything(log: logging.Logger) -> None:
     log.warning("plain %s and %r", CANARY, {"key": CANARY})
     log.warning("url https://u:%s@host", "pw")
     try:
         int(CANARY)
     except ValueError:
         log.exception("it failed", stack_info=True)
-    told = sink.getvalue()
-    assert CANARY not in told
-    assert "pw@" not in told
+
+
+def shows_nothing(told: str) -> bool:
     assert "invalid literal for int() with base 10: '***'" in told
+    return CANARY not in told and "pw@" not in told
+
+
+def test_nothing_gets_past_the_agents_log(tmp_path: Path, root: logging.Logger) -> None:
+    redactor = Redactor()
+    log_to(tmp_path / "agent.log", redactor)
+    redactor.learn(CANARY)  # as it does when a key comes, long after the log was opened
+    log_everything(logging.getLogger("llmgw.agent.canary"))
+    assert shows_nothing((tmp_path / "agent.log").read_text())
+    assert (tmp_path / "agent.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_that_a_library_logs_gets_past_the_commands(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output.tell_logs.cache_clear()
+    output.tell_logs()
+    output.redactor().learn(CANARY)
+    log_everything(logging.getLogger("asyncio"))
+    assert shows_nothing(capsys.readouterr().err)
 
 
 def test_the_redactor_does_not_show_what_it_knows() -> None:

@@ -1,11 +1,10 @@
-"""One redaction for everything that people may read: logs, errors, records of failures.
+"""One redaction for everything that people may read: the agent's log, the controller's messages, records of failures.
 
-Takes out userinfo of URLs always, and every secret it was told of, in the spellings a secret travels in. It is the
-last line of defence: code above it never puts a secret into text in the first place.
+Takes out userinfo of URLs and bearer tokens always, and every secret it was told of, in the spellings a secret travels
+in. It is the last line of defence: code above it never puts a secret into text in the first place.
 """
 
 import base64
-import logging
 import re
 from collections.abc import Iterable
 from urllib.parse import quote
@@ -15,6 +14,8 @@ SHORTEST = 6
 """Shorter "secrets" are not masked: they would hit ordinary words, and guessing them needs no log."""
 
 _USERINFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<user>[^\s/@:'\"]*)(?P<rest>:[^\s/@]*)?@")
+
+_BEARER = re.compile(rf"(?i)\b(bearer\s+)[\w.~+/=-]{{{SHORTEST},}}")
 
 
 def without_userinfo(text: str) -> str:
@@ -49,7 +50,7 @@ class Redactor:
 
     def __call__(self, text: str) -> str:
         masked = self._pattern.sub(MASK, text) if self._pattern else text
-        return without_userinfo(masked)
+        return _BEARER.sub(rf"\g<1>{MASK}", without_userinfo(masked))
 
     def __repr__(self) -> str:
         return f"Redactor({len(self._spellings)} spellings)"
@@ -69,22 +70,3 @@ def _spellings(raw: bytes) -> set[str]:
         url_safe.rstrip("="),
         raw.hex(),
     }
-
-
-class RedactingFilter(logging.Filter):
-    """At the log sink: whatever reaches a handler has been through the redactor, exceptions included."""
-
-    def __init__(self, redactor: Redactor) -> None:
-        super().__init__()
-        self._redactor = redactor
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        record.msg, record.args = self._redactor(message), None
-        if record.exc_info and not record.exc_text:
-            record.exc_text = logging.Formatter().formatException(record.exc_info)
-        if record.exc_text:
-            record.exc_text = self._redactor(record.exc_text)
-        if record.stack_info:
-            record.stack_info = self._redactor(record.stack_info)
-        return True
