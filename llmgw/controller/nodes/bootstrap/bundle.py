@@ -10,13 +10,14 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import llmgw
 from llmgw import __version__
+from llmgw.controller.nodes.bootstrap.closure import agent_files
 from llmgw.controller.nodes.bootstrap.target import Target
 from llmgw.controller.nodes.bootstrap.wheels import Wheels
 from llmgw.model.manifest import Pip
@@ -25,19 +26,6 @@ from llmgw.model.problems import StalledError
 if TYPE_CHECKING:
     from llmgw.controller.nodes.bootstrap.packages import Package
 
-AGENT_PART: Final = (
-    "__init__.py",
-    "clock.py",
-    "redaction.py",
-    "model",
-    "wire",
-    "core/__init__.py",
-    "core/life.py",
-    "core/lifecycle.py",
-    "agent",
-    "runtime",
-)  # fmt: skip - one list
-"""Below the package llmgw; what CONTRIBUTING.md calls the parts that run on nodes."""
 MAIN: Final = """\
 # Starts the agent from the library beside this file, and from nothing else but the standard library.
 import os
@@ -144,7 +132,8 @@ def pack(target: Target, packages: tuple["Package", ...], package: Path) -> Bund
     for one in packages:
         for name, data in one.files.items():
             files[f"lib/{name}"] = data
-    files.update(agent_part(package))
+    for file in agent_files(package):
+        files[f"lib/llmgw/{file.relative_to(package)}"] = file.read_bytes()
     data = _archive(files)
     return Bundle(
         digest=hashlib.sha256(data).hexdigest(),
@@ -152,14 +141,6 @@ def pack(target: Target, packages: tuple["Package", ...], package: Path) -> Bund
         target=target,
         packages=names,
     )
-
-
-def agent_part(package: Path) -> Iterator[tuple[str, bytes]]:
-    """Of the package llmgw, the files that run on nodes."""
-    for name in AGENT_PART:
-        there = package / name
-        for file in sorted(there.rglob("*.py")) if there.is_dir() else [there]:
-            yield f"lib/llmgw/{file.relative_to(package)}", file.read_bytes()
 
 
 def _archive(files: Mapping[str, bytes]) -> bytes:
