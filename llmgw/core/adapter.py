@@ -31,9 +31,11 @@ class Need:
     """What one rank of a model takes of its node. ``None``: not known, which is a reason to refuse, never zero.
 
     ``gpu_memory`` is bytes on each of its GPUs, ``memory`` host memory; ``sum`` says how they came about, for people.
+    ``leader_ports`` are taken besides by rank 0 alone: where the ranks of a gang meet.
     """
 
     ports: int = 1
+    leader_ports: int = 0
     gpu_memory: int | None = 0
     memory: int = 0
     sum: str = ""

@@ -21,9 +21,9 @@ from llmgw.core.moves.guards import (
 )
 from llmgw.core.moves.membership import settle_nodes
 from llmgw.core.moves.removal import leftovers, remove_models
-from llmgw.core.moves.rollout import Want, settle_model
+from llmgw.core.moves.rollout import settle_model
 from llmgw.core.moves.round import Round
-from llmgw.core.moves.standing import standing
+from llmgw.core.moves.standing import Want, standing
 from llmgw.core.moves.steps import StepBook
 from llmgw.core.moves.succession import fulfil
 from llmgw.core.place.claims import ledgers

@@ -111,7 +111,7 @@ def place_of(args: tuple[str, ...], names: frozenset[str]) -> str:
     return f"spec.args[{places[-1]}]"
 
 
-def stated_need(model: DesiredModel, *, ports: int) -> Need:
+def stated_need(model: DesiredModel, *, ports: int, leader_ports: int = 0) -> Need:
     """What the profile states, and plain words where it states nothing: no engine's use is guessed."""
     gpus, memory = model.profile.gpus, model.profile.memory
     if gpus.per_node == 0:
@@ -127,7 +127,13 @@ def stated_need(model: DesiredModel, *, ports: int) -> Need:
         else "host memory not stated (memory), so none is set aside"
     )
     gpu_memory = 0 if gpus.per_node == 0 else gpus.share or gpus.min_memory
-    return Need(ports=ports, gpu_memory=gpu_memory, memory=memory or 0, sum=", ".join(parts))
+    return Need(
+        ports=ports,
+        leader_ports=leader_ports,
+        gpu_memory=gpu_memory,
+        memory=memory or 0,
+        sum=", ".join(parts),
+    )
 
 
 def _gib(size: int) -> str:

@@ -52,7 +52,7 @@ class Sim:
         )
 
     def need(self, model: DesiredModel) -> Need:
-        return checks.stated_need(model, ports=2 if model.profile.nodes > 1 else 1)
+        return checks.stated_need(model, ports=1, leader_ports=1 if model.profile.nodes > 1 else 0)
 
     def install(self, model: DesiredModel, node: NodeContext, pip: Pip) -> InstallSpec | None:
         return install(

@@ -100,6 +100,18 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attempts:
+    """How often one ordinal has failed in a row as a gang, which only the reconciler starts again. A single shard counts
+    its own attempts on its node."""
+
+    spec_digest: str
+    count: int
+    at: datetime  # when the last failure was seen
+    error: str
+    replica: ReplicaId  # that failed last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRecord:
     """What outlives a model's replicas: its first name, how often each ordinal was placed, what failed."""
 
@@ -115,6 +127,7 @@ class ModelRecord:
     last_good: str | None = None  # spec digest that was last seen ready
     last_good_spec: ReplicaSpec | None = None  # what that digest stands for: enough to go back to it
     held: Held | None = None
+    attempts: Mapping[str, Attempts] = field(default_factory=dict)  # ordinal (as text) -> failures of gangs
     removed: bool = False  # gone from Git: dropped when its last replica has stopped
 
 

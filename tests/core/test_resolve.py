@@ -428,7 +428,6 @@ ASKS: dict[tuple[str, str], Manifest] = {
     ("Model", "spec.maxLoadedAdapters"): model("m", max_loaded_adapters=1),
     ("Node", "spec.transport"): local("n", transport="ssh", local=None),
     ("Node", "spec.drain"): local("n", drain=True),
-    ("Profile", "spec.nodes"): profile("p", nodes=2),
     ("Profile", "spec.launch"): profile("p", launch="ray"),
     ("Profile", "spec.fabric"): profile("p", fabric="preferred"),
     ("Fleet", "spec.suspend"): document("f", FleetSpec(suspend=True)),

@@ -130,7 +130,8 @@ def test_a_stated_need_is_taken_and_an_unstated_one_is_said() -> None:
     assert "not stated" in share.sum
     cpu = adapter.need(cases()["llamacpp-cpu"].model)
     assert (cpu.gpu_memory, cpu.memory, cpu.ports) == (0, 2 * 2**30, 1)
-    assert ADAPTERS["sim"].need(cases()["sim-gang"].model).ports == 2
+    gang = ADAPTERS["sim"].need(cases()["sim-gang"].model)
+    assert (gang.ports, gang.leader_ports) == (1, 1), "the ranks meet at a port of the leader's node alone"
 
 
 def digest(engine: Engine = LLAMA, node: NodeSpec | None = None, pip: Pip | None = None) -> str:

@@ -36,8 +36,8 @@ def depart(round_: Round, copy: Copy, *, reason: str, after: tuple[str, ...] = (
     draining = commands or copy.state.health is Health.DRAINING
     if draining and replica.phase is not ReplicaPhase.STOPPING:
         last = (book.wait(StepKind.AWAIT_DRAINED, replica.id, model=replica.model, after=last),)
-    # A crash passes through stopping too: only one that we asked to go needs no word more.
-    if copy.state.health is not Health.STOPPING or not copy.leaving:
+    # A crash passes through stopping too: only one that we asked to go, with every rank, needs no word more.
+    if copy.state.health is not Health.STOPPING or not copy.leaving or copy.state.alive:
         last = book.stop(replica, reason=reason, after=last)
         commands = commands or not draining or replica.phase is ReplicaPhase.STOPPING
     tail = book.wait(StepKind.AWAIT_STOPPED, replica.id, model=replica.model, after=last)

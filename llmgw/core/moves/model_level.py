@@ -101,7 +101,9 @@ def tell_held(round_: Round, stand: Standing) -> None:
     held = stand.held
     if held is None:
         return
-    if stand.goal is not None:
+    if not stand.model.spec.rollout.auto_revert:
+        instead = "rollout.autoRevert is false, so nothing is started in its place"
+    elif stand.goal is not None:
         instead = f"it stays at its last good spec {stand.goal.spec_digest[:8]}"
     elif stand.serving:
         instead = "what serves is left alone"

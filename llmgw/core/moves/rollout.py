@@ -6,6 +6,7 @@
     current and ready               its predecessors are drained and stopped
     current and on its way          its predecessor serves until it is ready
     current and gone from its node  started again, in its place if that is free
+    a gang that lost a rank         stopped on all its nodes, then started anew after a pause
     none current, some old          create before destroy, or destroy before create: see core/moves/succession
     on a node that can't be asked   blocked, for itself only
 
@@ -13,39 +14,17 @@ First everything that goes or stays is settled for all models, then places are f
 copy before those that never had one, then by priority and name.
 """
 
-from dataclasses import dataclass
-
 from llmgw.core.amounts import at
+from llmgw.core.moves.again import complete, start_again
 from llmgw.core.moves.departure import depart, remove, tell_unknown
 from llmgw.core.moves.diff import change as field_change
 from llmgw.core.moves.diff import spec_changes
 from llmgw.core.moves.model_level import TOLD_OF_THE_MODEL, tell_held, tell_in_place
 from llmgw.core.moves.round import Copy, Round
-from llmgw.core.moves.standing import Standing, best_old, is_current, misplaced, serves
-from llmgw.core.place.fitting import still_good
+from llmgw.core.moves.standing import Standing, Want, best_old, broken, is_current, misplaced, serves
 from llmgw.core.record.recording import desired_spec
 from llmgw.core.seen.condition import Condition, Health
-from llmgw.model.plan import Action, Change, Decision, FieldChange, StepKind
-from llmgw.model.record import ReplicaPhase
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
-    """An ordinal that needs a new copy. ``keep`` serves until it is there."""
-
-    stand: Standing
-    ordinal: int
-    keep: Copy | None
-    keyword: str
-    reason: str
-    action: Action = Action.CREATE
-    fields: tuple[FieldChange, ...] = ()
-
-    @property
-    def order(self) -> tuple[bool, int, str, int]:
-        model = self.stand.model
-        had = self.ordinal in self.stand.placements
-        return (not had, -model.spec.priority, model.name, self.ordinal)
+from llmgw.model.plan import Action, Change, FieldChange, StepKind
 
 
 def settle_model(round_: Round, stand: Standing) -> list[Want]:
@@ -101,7 +80,11 @@ def _settle_ordinal(round_: Round, stand: Standing, ordinal: int) -> Want | None
     for copy in unknown:
         tell_unknown(round_, copy, where=stand.model.where)
     leaving = [copy for copy in known if copy.leaving]
-    live = [copy for copy in known if not copy.leaving]
+    live = [copy for copy in known if not copy.leaving and not broken(copy)]
+    for copy in known:
+        if broken(copy) and not copy.leaving:
+            reason = f"{copy.state.text}; a gang lives and dies as a whole"
+            _let_go(round_, stand, [copy], keyword="rank-lost", reason=reason)
     target = next((copy for copy in live if is_current(round_, stand, copy)), None)
     olds = [copy for copy in live if copy is not target]
     if target is None and unknown:
@@ -109,6 +92,11 @@ def _settle_ordinal(round_: Round, stand: Standing, ordinal: int) -> Want | None
     if target is None:
         return _need_new(round_, stand, ordinal, leaving=leaving, olds=olds)
     _let_go(round_, stand, leaving, reason="its successor is there")
+    return _settle_target(round_, stand, target, olds)
+
+
+def _settle_target(round_: Round, stand: Standing, target: Copy, olds: list[Copy]) -> Want | None:
+    """``target`` is what it should be: what it still needs, and when its predecessors go."""
     health = target.state.health
     if health is Health.READY:
         _retire(round_, stand, target, olds)
@@ -117,7 +105,9 @@ def _settle_ordinal(round_: Round, stand: Standing, ordinal: int) -> Want | None
         _tell_failed(round_, stand, target)
         return None
     if health in (Health.MISSING, Health.STOPPED):
-        return _start_again(round_, stand, target)
+        return start_again(round_, stand, target)
+    if target.state.missing and (lost := complete(round_, stand, target)) is not None:
+        return lost
     stand.moving = True
     _wait_for(round_, stand, target, olds)
     return None
@@ -241,65 +231,7 @@ def _tell_failed(round_: Round, stand: Standing, copy: Copy) -> None:
     )
 
 
-# ---- again, or anew ----------------------------------------------------------------------------------
-
-
-def _start_again(round_: Round, stand: Standing, copy: Copy) -> Want | None:
-    """Its node lost it, or somebody stopped it there: the same order once more, if its place is still free."""
-    goal = stand.goal or stand.model
-    obstacle = _place_lost(round_, copy)
-    told = copy.state.leader
-    if copy.replica.phase is ReplicaPhase.STARTING and told is None:
-        keyword, reason = "not-started", f"{copy.replica.id} was recorded, but its node never got the order"
-    elif told is not None:
-        by = told.manual or "by hand"
-        keyword, reason = (
-            "stopped",
-            f"{copy.replica.id} was stopped on {copy.nodes[0]} ({by}), and Git asks for it",
-        )
-    else:
-        keyword, reason = "vanished", f"{copy.nodes[0]} does not know {copy.replica.id} any more"
-    if obstacle or stand.goal is None:
-        _let_go(round_, stand, [copy], reason=f"its place is lost: {obstacle}")
-        return Want(
-            stand=stand,
-            ordinal=copy.replica.ordinal,
-            keep=None,
-            keyword=keyword,
-            reason=f"{reason}; {obstacle}",
-        )
-    stand.moving = True
-    started = round_.book.start(goal, copy.replica.id, copy.replica.ranks, reason=reason)
-    ready = round_.book.wait(StepKind.AWAIT_READY, copy.replica.id, model=goal.name, after=started)
-    round_.book.publish(copy.replica.id, model=goal.name, reason="ready again", after=(ready,))
-    round_.told.changes.append(
-        Change(
-            address=copy.address,
-            action=Action.CREATE,
-            keyword=keyword,
-            reason=f"{reason}: started again in the same place",
-            model=stand.model.name,
-            ordinal=copy.replica.ordinal,
-            replica=copy.replica.id,
-            placement=Decision(ranks=copy.replica.ranks, reasons=("its place is still free",)),
-            where=stand.model.where,
-        )
-    )
-    return None
-
-
-def _place_lost(round_: Round, copy: Copy) -> str:
-    for rank in copy.replica.ranks:
-        ledger = round_.placer.ledgers[rank.node]
-        if ledger.view.obstacle:
-            return f"{rank.node} is {ledger.view.obstacle}"
-        if not still_good(ledger, tuple(gpu.uuid for gpu in rank.gpus)):
-            return f"a GPU it had on {rank.node} is not free for it any more"
-        facts = ledger.view.facts
-        listening = facts.listening if facts is not None else ()
-        if taken := sorted(set(rank.ports) & set(listening)):
-            return f"somebody else listens on port {taken[0]} of {rank.node}"
-    return ""
+# ---- anew ------------------------------------------------------------------------------------------
 
 
 def _need_new(
@@ -315,6 +247,9 @@ def _need_new(
     useless = [old for old in olds if old is not keep]
     _let_go(round_, stand, leaving + useless, reason="it is not what Git asks for")
     base = keep or next(iter(useless), None)
+    if base is None and (failed := stand.failed_before(stand.goal, ordinal)) is not None:
+        reason = f"{failed.replica} failed as a whole: {failed.error}"
+        return Want(stand=stand, ordinal=ordinal, keep=None, keyword="restarted", reason=reason)
     if base is None:
         had = ordinal in stand.placements
         keyword = "missing" if had else "new-model" if stand.known is None else "scaled-up"

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from llmgw.core.adapter import Need
 from llmgw.core.moves.round import Copy, Round
 from llmgw.core.place.candidates import Request, breaks_rules
-from llmgw.core.record.news import never_ready, outdated
-from llmgw.core.seen.condition import Health, condition
+from llmgw.core.seen.condition import Health, condition, outdated
 from llmgw.model.desired import DesiredModel
 from llmgw.model.ids import Digest, ReplicaId, replica_id
-from llmgw.model.record import Held, ModelRecord, ReplicaPhase, ReplicaRecord, ReplicaSpec
+from llmgw.model.plan import Action, FieldChange
+from llmgw.model.record import Attempts, Held, ModelRecord, ReplicaPhase, ReplicaRecord, ReplicaSpec
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,6 +72,11 @@ class Standing:
         prefix = self.known.id_prefix if self.known is not None else self.model.name
         return replica_id(prefix=prefix, spec_digest=goal.spec_digest, ordinal=ordinal, n=n)
 
+    def failed_before(self, goal: DesiredModel, ordinal: int) -> Attempts | None:
+        """How often it has failed with this very spec, as a gang."""
+        failed = self.known.attempts.get(str(ordinal)) if self.known is not None else None
+        return failed if failed is not None and failed.spec_digest == goal.spec_digest else None
+
     def request(self, goal: DesiredModel) -> Request:
         return Request(
             model=self.model.name,
@@ -81,6 +86,25 @@ class Standing:
             rules=self.model.spec.placement,
             weights=self.weights,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """An ordinal that needs a new copy. ``keep`` serves until it is there."""
+
+    stand: Standing
+    ordinal: int
+    keep: Copy | None
+    keyword: str
+    reason: str
+    action: Action = Action.CREATE
+    fields: tuple[FieldChange, ...] = ()
+
+    @property
+    def order(self) -> tuple[bool, int, str, int]:
+        model = self.stand.model
+        had = self.ordinal in self.stand.placements
+        return (not had, -model.spec.priority, model.name, self.ordinal)
 
 
 def standing(
@@ -129,10 +153,15 @@ def _placements(known: ModelRecord | None, copies: list[Copy]) -> dict[int, int]
 
 
 def _goal(model: DesiredModel, known: ModelRecord | None, held: Held | None) -> DesiredModel | None:
-    """While Git's spec is held the model goes back to what was last good, if that is something else."""
+    """While Git's spec is held the model goes back to what was last good, if it may and that is something else."""
     if held is None:
         return model
-    if known is None or known.last_good_spec is None or known.last_good in (None, held.spec_digest):
+    if (
+        not model.spec.rollout.auto_revert
+        or known is None
+        or known.last_good_spec is None
+        or known.last_good in (None, held.spec_digest)
+    ):
         return None
     return as_desired(model, known.last_good_spec, str(known.last_good))
 
@@ -163,13 +192,16 @@ def is_current(round_: Round, stand: Standing, copy: Copy) -> bool:
     if copy.leaving or copy.replica.spec_digest != wanted or misplaced(round_, stand, copy):
         return False
     failure = copy.state.failure
-    gang = len(copy.replica.ranks) > 1
     if copy.state.health is Health.FAILED:
         if failure is not None and outdated(failure):
             return False
-        # What failed before it was ever ready is held; a gang that served is started again as a whole.
-        return not (stand.goal is None or (gang and not never_ready(copy.replica)))
-    return not (gang and copy.state.missing and copy.state.shards)
+        return stand.goal is not None
+    return True
+
+
+def broken(copy: Copy) -> bool:
+    """Whether it is a gang that has lost a rank: nothing on its nodes starts it again, and all of it must go."""
+    return len(copy.replica.ranks) > 1 and copy.state.health is Health.FAILED
 
 
 def misplaced(round_: Round, stand: Standing, copy: Copy) -> str:

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 
 from llmgw.core.adapter import EngineAdapter, NodeContext, Placed
+from llmgw.core.amounts import names
 from llmgw.core.seen.survey import NodeView, Survey
 from llmgw.model.desired import DesiredModel
 from llmgw.model.ids import ReplicaId, shard_id
@@ -48,6 +49,21 @@ class Job:
     spec: InstallSpec | FetchSpec
     standing: JobStanding
     report: JobReport | None = None
+
+
+def failing(jobs: Iterable[Job]) -> Job | None:
+    """The first that has failed and rests."""
+    return next((job for job in jobs if job.standing is JobStanding.FAILED), None)
+
+
+def lacking(jobs: Iterable[Job]) -> str:
+    """Those that are not done, in words; empty when all are."""
+    return names(f"{job.spec.job} on {job.node}" for job in jobs if job.standing is not JobStanding.DONE)
+
+
+def job_failed(job: Job) -> str:
+    error = job.report.error if job.report is not None else ""
+    return f"{job.spec.job} on {job.node} failed: {error or 'no reason given'}; it is tried again after 5 minutes"
 
 
 @dataclass(slots=True)
@@ -104,13 +120,22 @@ class StepBook:
         *,
         reason: str,
         after: Iterable[str] = (),
+        only: frozenset[int] | None = None,
     ) -> tuple[str, ...]:
-        """Starts every rank, the leader first, and returns those steps."""
+        """Starts every rank, or ``only`` some, the leader first, and returns those steps. A gang starts when all that its
+        ranks need is there: none holds its GPUs while another downloads."""
         nodes = [rank.node for rank in ranks]
-        before = (*after, *self.order(self.jobs(model, nodes), model=model.name))
-        before = (*before, *(step for node in nodes if (step := f"bootstrap {node}") in self._steps))
+        jobs = self.jobs(model, nodes)
+        ordered = self.order(jobs, model=model.name)
+        ordered = (*ordered, *(step for node in nodes if (step := f"bootstrap {node}") in self._steps))
+        if len(ranks) > 1 and any(job.standing is not JobStanding.DONE for job in jobs):
+            why = "no rank starts before all of them have what they need"
+            ordered = (self.wait(StepKind.AWAIT_JOBS, replica, model=model.name, after=ordered, reason=why),)
+        before = (*after, *ordered)
         started: list[str] = []
         for spec in self.launches(model, replica, ranks):
+            if only is not None and spec.rank not in only:
+                continue
             lead = started[:1]
             started.append(
                 self.add(
@@ -195,7 +220,9 @@ class StepBook:
             for rank in replica.ranks
         )
 
-    def wait(self, kind: StepKind, replica: str, *, model: str, after: Iterable[str]) -> str:
+    def wait(
+        self, kind: StepKind, replica: str, *, model: str, after: Iterable[str], reason: str = ""
+    ) -> str:
         """A condition that a later pass must see before what comes after is done."""
         return self.add(
             Step(
@@ -203,7 +230,7 @@ class StepBook:
                 kind=kind,
                 model=model,
                 replica=replica,
-                reason=_WHY_WAIT[kind],
+                reason=reason or _WHY_WAIT[kind],
                 after=tuple(after),
             )
         )

@@ -3,16 +3,20 @@
 """
 
 from dataclasses import replace
+from datetime import timedelta
 
-from llmgw.core.amounts import names, plural, span
+from llmgw.core.amounts import at, names, plural, span
 from llmgw.core.moves.departure import depart
-from llmgw.core.moves.rollout import Want
 from llmgw.core.moves.round import Copy, Round
-from llmgw.core.moves.standing import serves
-from llmgw.core.moves.steps import Job, JobStanding
+from llmgw.core.moves.standing import Want, serves
+from llmgw.core.moves.steps import Job, failing, job_failed, lacking
 from llmgw.model.desired import DesiredModel
 from llmgw.model.ids import ReplicaId
 from llmgw.model.plan import Action, Change, Decision, StepKind
+from llmgw.model.record import Attempts
+
+LONGEST_DOUBLING = 30
+"""Doublings of a pause, beyond any maximum: the bound keeps the power small."""
 
 
 def fulfil(round_: Round, want: Want) -> None:
@@ -23,6 +27,8 @@ def fulfil(round_: Round, want: Want) -> None:
         return
     if stand.need.gpu_memory is None:
         _block(round_, want, "unknown-memory", f"how much GPU memory it needs is not known: {stand.need.sum}")
+        return
+    if (failed := stand.failed_before(goal, want.ordinal)) is not None and _rests(round_, want, goal, failed):
         return
     if stand.total + 1 > stand.allowed:
         if stand.model.spec.rollout.max_surge == 0 and want.keep is not None:
@@ -42,7 +48,7 @@ def fulfil(round_: Round, want: Want) -> None:
     elif want.keep is not None:
         _make_room(round_, want, goal, want.keep, why="no room for both", refused=decision)
     else:
-        _block(round_, want, "no-room", _no_room(want), placement=decision)
+        _block(round_, want, "no-room", _no_room(want, decision), placement=_without_reasons(decision))
 
 
 # ---- create before destroy ---------------------------------------------------------------------------
@@ -50,6 +56,12 @@ def fulfil(round_: Round, want: Want) -> None:
 
 def _create(round_: Round, want: Want, goal: DesiredModel, decision: Decision) -> None:
     stand, keep = want.stand, want.keep
+    if goal.profile.nodes > 1:
+        jobs = round_.book.jobs(goal, (rank.node for rank in decision.ranks))
+        if (failed := failing(jobs)) is not None:
+            _block(round_, want, "job-failed", job_failed(failed), placement=decision)
+            return
+        _tell_jobs(round_, want, jobs)
     replica = stand.next_id(goal, want.ordinal)
     started = round_.book.start(goal, replica, decision.ranks, reason=want.reason)
     published = _publish(round_, goal, replica, started)
@@ -82,22 +94,21 @@ def _make_room(
     decision = round_.placer.place_instead(stand.request(goal), keep.replica.ranks, keep.replica.id)
     if not decision.ranks:
         refused = refused or round_.placer.place(stand.request(goal), stand.nodes)
-        reason = (
-            f"{_no_room(want)}; it would not fit in the place of {keep.replica.id} either, which serves on"
-        )
-        _block(round_, want, "no-room", reason, placement=refused)
+        reason = f"{_no_room(want, refused)}; it would not fit in the place of {keep.replica.id} either, which serves on"
+        _block(round_, want, "no-room", reason, placement=_without_reasons(refused))
         return
     if refused is not None:
         decision = replace(decision, rejections=refused.rejections)
     if serves(keep) and not _may_stop(round_, want, keep, why):
         return
     jobs = round_.book.jobs(goal, (rank.node for rank in decision.ranks))
-    if failed := [job for job in jobs if job.standing is JobStanding.FAILED]:
-        _block(round_, want, "job-failed", _job_failed(failed[0], keep), placement=decision)
+    if (failed := failing(jobs)) is not None:
+        reason = f"{job_failed(failed)}; {keep.replica.id} serves on"
+        _block(round_, want, "job-failed", reason, placement=decision)
         return
     replica = stand.next_id(goal, want.ordinal)
     before: tuple[str, ...] = ()
-    if any(job.standing is not JobStanding.DONE for job in jobs):
+    if lacking(jobs):
         ordered = round_.book.order(jobs, model=goal.name)
         before = (round_.book.wait(StepKind.AWAIT_JOBS, replica, model=goal.name, after=ordered),)
         _tell_jobs(round_, want, jobs)
@@ -140,17 +151,9 @@ def _outage(want: Want, keep: Copy, replica: ReplicaId) -> str:
     return f"{what} from the drain of {keep.replica.id} until {replica} is ready{about}"
 
 
-def _job_failed(job: Job, keep: Copy) -> str:
-    error = job.report.error if job.report is not None else ""
-    return (
-        f"{job.spec.job} on {job.node} failed: {error or 'no reason given'}; {keep.replica.id} serves on, and the job "
-        "is tried again after 5 minutes"
-    )
-
-
 def _tell_jobs(round_: Round, want: Want, jobs: tuple[Job, ...]) -> None:
-    todo = names(f"{job.spec.job} on {job.node}" for job in jobs if job.standing is not JobStanding.DONE)
-    round_.told.waiting.append(f"{want.stand.address(want.ordinal)} waits for {todo}")
+    if todo := lacking(jobs):
+        round_.told.waiting.append(f"{want.stand.address(want.ordinal)} waits for {todo}")
 
 
 # ---- later, or not at all ----------------------------------------------------------------------------
@@ -164,6 +167,34 @@ def _wait_for_room(round_: Round, want: Want, goal: DesiredModel, soon: Decision
     round_.told.waiting.append(f"{want.stand.address(want.ordinal)} waits for room on {where}")
     change = _change(want, replica=None, placement=soon)
     round_.told.changes.append(replace(change, reason=f"{want.reason}; starts when {where} has room again"))
+
+
+def _rests(round_: Round, want: Want, goal: DesiredModel, failed: Attempts) -> bool:
+    """A gang that failed is started again after a pause that doubles, and given up when its profile says so; tells which.
+    Its place is kept meanwhile."""
+    stand, restart = want.stand, goal.profile.restart
+    most = restart.give_up_after
+    if failed.count >= most:
+        reason = (
+            f"given up after {plural(failed.count, 'attempt')}: {failed.replica} failed as a whole: {failed.error}; "
+            "it is started again when its spec changes, or when replicas goes down to 0 and up again"
+        )
+        _block(round_, want, "failed", reason)
+        return True
+    pause = min(restart.backoff * 2 ** min(max(failed.count - 1, 0), LONGEST_DOUBLING), restart.max_backoff)
+    again = failed.at + timedelta(seconds=pause)
+    if round_.now >= again:
+        return False
+    kept = round_.placer.place(stand.request(goal), stand.nodes)
+    kept = kept if kept.ranks else round_.placer.place_soon(stand.request(goal))
+    if kept.ranks and stand.total < stand.allowed:
+        _take(round_, want, stand.next_id(goal, want.ordinal), kept)
+    stand.moving = True
+    address = stand.address(want.ordinal)
+    told = f"started again at {at(again)}, {failed.count} of {plural(most, 'attempt')} failed"
+    round_.told.waiting.append(f"{address} is {told}: {failed.error}")
+    round_.told.changes.append(replace(_change(want), reason=f"{want.reason}; {told}"))
+    return True
 
 
 def _take_turns(round_: Round, want: Want, why: str) -> None:
@@ -184,9 +215,17 @@ def _block(
     round_.told.changes.append(replace(change, keyword=keyword, reason=told))
 
 
-def _no_room(want: Want) -> str:
+def _no_room(want: Want, refused: Decision) -> str:
+    """With the numbers that are about several nodes together; those of single nodes stand at each."""
     pool = want.stand.model.spec.placement.pool
+    if refused.reasons:
+        return f"pool {pool} has no room: {'; '.join(refused.reasons)}"
     return f"no node of pool {pool} has room for it"
+
+
+def _without_reasons(decision: Decision) -> Decision:
+    """Those of a refusal are told already."""
+    return replace(decision, reasons=())
 
 
 def _change(

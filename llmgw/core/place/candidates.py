@@ -111,7 +111,7 @@ def turned_down(request: Request, among: Candidates, chosen: Mapping[str, object
 def _closely(request: Request, rest: list[NodeLedger], *, first: str) -> tuple[Rejection, ...]:
     found = []
     for ledger in rest:
-        answer = fit(ledger, request.gpus, request.need)
+        answer = fit(ledger, request.gpus, request.need, leader=request.nodes == 1)
         if isinstance(answer, Fit):
             found.append(
                 Rejection(node=ledger.view.name, reason=_second_best(first), have=_room(request, ledger))

@@ -35,7 +35,9 @@ def fit(
     *,
     without: frozenset[str] = NOBODY,
     soon: bool = False,
+    leader: bool = True,
 ) -> Fit | Misfit:
+    """``leader``: it also takes the ports that only the first rank of a gang needs."""
     chosen = _gpus(ledger, gpus, need, without=without, soon=soon)
     if len(chosen) < _wanted(gpus):
         return Misfit(lack="gpus", fitting=len(chosen))
@@ -45,8 +47,9 @@ def fit(
             return Misfit(lack="memory", fitting=-1)
         if free is not None and free < need.memory:
             return Misfit(lack="memory", fitting=max(free, 0))
-    ports = ledger.free_ports(need.ports)
-    if len(ports) < need.ports:
+    wanted = need.ports + (need.leader_ports if leader else 0)
+    ports = ledger.free_ports(wanted)
+    if len(ports) < wanted:
         return Misfit(lack="ports", fitting=len(ports))
     claims = tuple(GpuClaim(uuid=entry.gpu.uuid, memory=gpus.share) for entry in chosen)
     return Fit(ledger=ledger, gpus=claims, ports=ports)

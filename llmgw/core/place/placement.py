@@ -13,6 +13,7 @@ from llmgw.core.amounts import plural
 from llmgw.core.place.candidates import LOOK_CLOSELY, Candidates, Request, candidates, turned_down
 from llmgw.core.place.claims import NodeLedger, rank_claims
 from llmgw.core.place.fitting import NOBODY, Fit, fit
+from llmgw.core.place.gang import gather, shortage
 from llmgw.model.ids import shard_id
 from llmgw.model.plan import Decision, Rejection
 from llmgw.model.record import RankPlacement
@@ -59,22 +60,21 @@ class Placer:
         chosen = self._choose(request, self._in_order(request, among, copies))
         if chosen:
             return self._decide(request, among, chosen)
-        refused = Decision(rejections=turned_down(request, among, {}))
+        why = (shortage(request, among),) if request.nodes > 1 else ()
+        refused = Decision(reasons=why, rejections=turned_down(request, among, {}))
         # Nothing becomes free while a plan is made: what does not fit once never will in this plan.
         self._hopeless[key] = refused
         return refused
 
     def place_instead(self, request: Request, ranks: Iterable[RankPlacement], replica: str) -> Decision:
         """As if ``replica`` were gone already. A single rank is only tried where it runs: everywhere else was
-        tried before."""
+        tried before. A gang may find other nodes beside its own."""
         ranks = tuple(ranks)
         among = self._among(request)
-        nodes = (
-            [self.ledgers[rank.node] for rank in ranks if rank.node in self.ledgers]
-            if request.nodes == 1
-            else list(among.nodes)
-        )
-        nodes = [ledger for ledger in nodes if ledger.order in among.allowed]
+        own = {rank.node: self.ledgers[rank.node] for rank in ranks if rank.node in self.ledgers}
+        nodes = [ledger for ledger in own.values() if ledger.order in among.allowed]
+        if request.nodes > 1:
+            nodes += [ledger for ledger in among.nodes if ledger.view.name not in own]
         without = frozenset(shard_id(replica, rank.rank) for rank in ranks)
         chosen = self._choose(request, nodes, without=without)
         return (
@@ -136,13 +136,12 @@ class Placer:
         soon: bool = False,
     ) -> list[Fit]:
         """One fit a rank, or none at all."""
-        chosen: list[Fit] = []
+        if request.nodes > 1:
+            return gather(request, nodes, without=without, soon=soon)
         for ledger in nodes:
             found = fit(ledger, request.gpus, request.need, without=without, soon=soon)
             if isinstance(found, Fit):
-                chosen.append(found)
-                if len(chosen) == request.nodes:
-                    return chosen
+                return [found]
         return []
 
     def _in_order(self, request: Request, among: Candidates, copies: Counter[str]) -> Iterator[NodeLedger]:

@@ -1,7 +1,7 @@
 """Which replicas can be called right now: what a gateway reads from the record."""
 
 from llmgw.core.seen.condition import Condition, Health, condition
-from llmgw.core.seen.survey import Survey
+from llmgw.core.seen.survey import SeenShard, Survey
 from llmgw.model.record import Endpoint, Record, ReplicaPhase, ReplicaRecord
 
 
@@ -23,13 +23,18 @@ def _state(replica: ReplicaRecord, seen: Condition, before: str | None) -> str:
             return ""
         case ReplicaPhase.SERVING:
             if seen.health is Health.UNKNOWN:
-                return before or ""
+                # Of a gang some ranks may be seen: without one of them it serves nobody.
+                return (before or "") if all(_is_ready(shard) for shard in seen.shards) else ""
             if seen.health is Health.DRAINING:
                 return "draining"
             return "ready" if seen.health is Health.READY else ""
         case ReplicaPhase.DRAINING:
             alive = seen.health in (Health.READY, Health.DRAINING)
             return "draining" if alive or (seen.health is Health.UNKNOWN and before) else ""
+
+
+def _is_ready(shard: SeenShard) -> bool:
+    return shard.report.state == Health.READY.value
 
 
 def _endpoint(record: Record, replica: ReplicaRecord, state: str) -> Endpoint:

@@ -3,21 +3,22 @@ failed, a node changed. Folding the same report twice changes nothing.
 """
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from llmgw.core.record.endpoints import endpoints
-from llmgw.core.seen.condition import Condition, Health, condition
+from llmgw.core.seen.condition import Condition, Health, condition, outdated
 from llmgw.core.seen.survey import Survey, survey
 from llmgw.model.desired import Desired
+from llmgw.model.launch import RestartPolicy
 from llmgw.model.manifest import FleetSpec
-from llmgw.model.record import Held, ModelRecord, NodeRecord, Record, ReplicaPhase, ReplicaRecord
+from llmgw.model.record import Attempts, Held, ModelRecord, NodeRecord, Record, ReplicaPhase, ReplicaRecord
 from llmgw.model.report import NodeObservation, Observed, Reach, ShardReport
 
 NO_WISHES = Desired(commit=None, fleet_name="", fleet=FleetSpec())
 LINES_KEPT = 20
 """Lines of a failed replica's output that the record keeps: a traceback's end and what led to it."""
-NOT_AS_PLANNED = ("mismatch:", "its order can't be written")
-"""How agents begin to say that their node is not what the plan took for granted."""
+UP_FOR_LONG = timedelta(seconds=RestartPolicy().reset_after)
+"""A gang that served so long fails for the first time again, as a single shard does on its node."""
 GONE = frozenset({Health.MISSING, Health.STOPPED})
 
 
@@ -65,6 +66,8 @@ def _replica(replica: ReplicaRecord, state: Condition) -> ReplicaRecord:
 def _model(model: ModelRecord, replica: ReplicaRecord, state: Condition, now: datetime) -> ModelRecord:
     if state.health is Health.READY and replica.phase is ReplicaPhase.STARTING:
         return replace(model, last_good=replica.spec_digest, last_good_spec=replica.spec)
+    if len(replica.ranks) > 1:
+        return _gang(model, replica, state, now)
     failure = state.failure
     if (
         failure is None
@@ -73,27 +76,63 @@ def _model(model: ModelRecord, replica: ReplicaRecord, state: Condition, now: da
         or not replica.spec.model.rollout.auto_revert
     ):
         return model
+    return _hold(model, replica, _error(failure), failure, now)
+
+
+def _error(failure: ShardReport) -> str:
+    return failure.last_error or failure.reason or "it failed without saying why"
+
+
+def _hold(
+    model: ModelRecord, replica: ReplicaRecord, reason: str, failure: ShardReport | None, now: datetime
+) -> ModelRecord:
     if model.held is not None and model.held.spec_digest == replica.spec_digest:
         return model
-    lines = failure.last_exit.last_lines[-LINES_KEPT:] if failure.last_exit is not None else ()
+    lines: tuple[str, ...] = ()
+    if failure is not None:
+        ended = failure.last_exit.last_lines[-LINES_KEPT:] if failure.last_exit is not None else ()
+        lines = ended or ((failure.last_line,) if failure.last_line else ())
     held = Held(
         spec_digest=replica.spec_digest,
         commit=replica.origin.commit,
-        reason=failure.last_error or failure.reason or "it failed without saying why",
+        reason=reason,
         at=now,
         replica=replica.id,
-        last_lines=lines or ((failure.last_line,) if failure.last_line else ()),
+        last_lines=lines,
     )
     return replace(model, held=held)
 
 
+def _gang(model: ModelRecord, replica: ReplicaRecord, state: Condition, now: datetime) -> ModelRecord:
+    """Counts a gang's failure once. A spec that was never ready is held after as many as its profile allows: also where it
+    may not be reverted, since what is left of a gang that failed must go."""
+    ordinal = str(replica.ordinal)
+    before = model.attempts.get(ordinal)
+    if before is not None and before.spec_digest != replica.spec_digest:
+        before = None
+    going = replica.phase in (ReplicaPhase.DRAINING, ReplicaPhase.STOPPING)
+    if state.health is not Health.FAILED or going or (before is not None and before.replica == replica.id):
+        return model
+    failure = state.failure
+    earlier = before.count if before is not None and not _up_for_long(state, now) else 0
+    # A node that was not as planned is no fault of the spec; yet the next try waits as after any failure.
+    count = earlier + (0 if failure is not None and outdated(failure) else 1)
+    error = f"rank {failure.rank}: {_error(failure)}" if failure is not None else state.text
+    attempts = Attempts(spec_digest=replica.spec_digest, count=count, at=now, error=error, replica=replica.id)
+    told = {**model.attempts, ordinal: attempts}
+    model = replace(model, attempts=dict(sorted(told.items(), key=lambda item: int(item[0]))))
+    if count < replica.spec.profile.restart.give_up_after or model.last_good == replica.spec_digest:
+        return model
+    return _hold(model, replica, error, failure, now)
+
+
+def _up_for_long(state: Condition, now: datetime) -> bool:
+    since = state.leader.ready_at if state.leader is not None else None
+    return since is not None and now - since >= UP_FOR_LONG
+
+
 def never_ready(replica: ReplicaRecord) -> bool:
     return replica.phase is ReplicaPhase.STARTING
-
-
-def outdated(failure: ShardReport) -> bool:
-    """Whether the node was not what the plan took for granted: no fault of the spec, so another plan may work."""
-    return failure.attempts == 0 and failure.started is None and failure.last_error.startswith(NOT_AS_PLANNED)
 
 
 def _node(node: NodeRecord, seen: NodeObservation | None, now: datetime) -> NodeRecord:

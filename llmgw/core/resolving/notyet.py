@@ -22,7 +22,6 @@ NOT_YET: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("Node", "spec.dirs", lambda spec: spec.dirs != Dirs(), "write local.workDir"),
     ("Node", "spec.engineUser", lambda spec: spec.engine_user is not None, "leave it out"),
     ("Node", "spec.drain", lambda spec: spec.drain, "write `cordon: true`, which keeps new shards away"),
-    ("Profile", "spec.nodes", lambda spec: spec.nodes > 1, "write `nodes: 1`"),
     ("Profile", "spec.launch", lambda spec: spec.launch == "ray", "leave it out"),
     ("Profile", "spec.fabric", lambda spec: spec.fabric != "none", "leave it out"),
     (

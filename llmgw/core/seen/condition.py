@@ -4,16 +4,21 @@
 
     every rank ready                   ready
     a node that can't be asked         unknown, whatever the others say
-    a rank failed                      failed (of a gang: any rank that is not on its way)
-    a rank has no shard on its node    missing
+    a rank failed                      failed
+    no rank has a shard on its node    missing
     a rank draining / stopping         draining, stopping
     anything else that lives           coming
+
+A gang lives and dies as a whole: with one rank that has ended, or that its node lost, all of it has failed. Only while it
+starts may ranks be missing: their orders have not come yet.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 
+from llmgw.core.amounts import names
 from llmgw.core.seen.survey import SeenShard, Survey
 from llmgw.model.ids import shard_id
 from llmgw.model.record import ReplicaPhase, ReplicaRecord
@@ -48,8 +53,38 @@ class Condition:
         return next((seen.report for seen in self.shards if seen.report.rank == 0), None)
 
     @property
+    def alive(self) -> bool:
+        """Whether a rank runs on that is not on its way out."""
+        going = ENDED | {ShardState.STOPPING.value}
+        return any(seen.report.state not in going for seen in self.shards)
+
+    @property
     def failure(self) -> ShardReport | None:
-        return next((seen.report for seen in self.shards if seen.report.state == "failed"), None)
+        """The rank that failed; of several the one that explains the others: ranks of a gang take each other along, and
+        the first to go may still be on its way out."""
+        if not any(seen.report.state == ShardState.FAILED.value for seen in self.shards):
+            return None
+        ends = [seen.report for seen in self.shards if _has_failed(seen.report)]
+        return min(ends, key=_first_to_go)
+
+
+NOT_AS_PLANNED = ("mismatch:", "its order can't be written")
+"""How agents begin to say that their node is not what the plan took for granted."""
+
+
+def outdated(failure: ShardReport) -> bool:
+    """Whether the node was not what the plan took for granted: no fault of the spec, so another plan may work."""
+    return failure.attempts == 0 and failure.started is None and failure.last_error.startswith(NOT_AS_PLANNED)
+
+
+def _has_failed(report: ShardReport) -> bool:
+    going = report.state == ShardState.STOPPING.value and report.last_exit is not None
+    return going or report.state == ShardState.FAILED.value
+
+
+def _first_to_go(report: ShardReport) -> tuple[bool, datetime, int]:
+    at = report.last_exit.at if report.last_exit is not None else report.since
+    return (not outdated(report), at, report.rank)
 
 
 _OFFLINE = {
@@ -76,8 +111,10 @@ def condition(replica: ReplicaRecord, survey: Survey) -> Condition:
         )
     present = {shard.report.rank for shard in seen}
     missing = tuple(rank.rank for rank in replica.ranks if rank.rank not in present)
-    health = _health({shard.report.state for shard in seen}, missing, gang=len(replica.ranks) > 1)
-    return Condition(health=health, text=_text(health, seen), shards=seen, missing=missing)
+    states = {shard.report.state for shard in seen}
+    health = _health(states, missing, replica)
+    text = _gang_text(health, seen, missing, replica) if len(replica.ranks) > 1 else _text(health, seen)
+    return Condition(health=health, text=text, shards=seen, missing=missing)
 
 
 def unknown_text(survey: Survey, node: str) -> str:
@@ -104,7 +141,7 @@ def _seen(replica: ReplicaRecord, shards: Mapping[str, SeenShard]) -> tuple[Seen
     return tuple(shard for shard in found if shard is not None and nodes[shard.report.rank] == shard.node)
 
 
-def _health(states: set[str], missing: tuple[int, ...], *, gang: bool) -> Health:
+def _health(states: set[str], missing: tuple[int, ...], replica: ReplicaRecord) -> Health:
     if not states:
         return Health.MISSING
     if states == {"ready"} and not missing:
@@ -118,8 +155,8 @@ def _health(states: set[str], missing: tuple[int, ...], *, gang: bool) -> Health
             return health
     if states == {"stopped"}:
         return Health.STOPPED
-    # A gang lives and dies as a whole: one that lost a rank does not come back by itself.
-    if gang and (missing or states & {"stopped", "backoff"}):
+    lost = bool(missing) and replica.phase is not ReplicaPhase.STARTING
+    if len(replica.ranks) > 1 and (lost or states & {"stopped", "backoff"}):
         return Health.FAILED
     return Health.COMING
 
@@ -133,3 +170,25 @@ def _text(health: Health, seen: tuple[SeenShard, ...]) -> str:
     report = telling.report
     reason = f" ({report.reason})" if report.reason else ""
     return f"{report.state} on {telling.node}{reason}"
+
+
+def _gang_text(
+    health: Health, seen: tuple[SeenShard, ...], missing: tuple[int, ...], replica: ReplicaRecord
+) -> str:
+    """Every rank that is not as it should be, the telling ones first."""
+    if health is Health.MISSING:
+        return "its nodes do not know it"
+    nodes = {rank.rank: rank.node for rank in replica.ranks}
+    ready = health is Health.READY
+    telling = [shard for shard in seen if ready or shard.report.state != ShardState.READY.value]
+    telling.sort(key=lambda shard: shard.report.state != health.value)
+    told = [rank_text(shard) for shard in telling]
+    told += [f"rank {rank} is not on {nodes[rank]}" for rank in missing]
+    return names(told)
+
+
+def rank_text(shard: SeenShard) -> str:
+    """``rank 1 failed on gpu02 (engine was ended by signal 9)``."""
+    report = shard.report
+    reason = f" ({report.reason})" if report.reason else ""
+    return f"rank {report.rank} {report.state} on {shard.node}{reason}"
