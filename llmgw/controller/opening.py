@@ -8,7 +8,12 @@ from pathlib import Path
 
 from llmgw.clock import Clock, SystemClock
 from llmgw.controller.fleet import Fleet
+from llmgw.controller.nodes.bootstrap.bundle import Bundles
+from llmgw.controller.nodes.bootstrap.install import Bootstrap
+from llmgw.controller.nodes.bootstrap.wheels import Wheels
 from llmgw.controller.nodes.local import LocalTransport
+from llmgw.controller.nodes.ssh.login import Surroundings
+from llmgw.controller.nodes.ssh.transport import SshTransport
 from llmgw.controller.repo.git import Git, GitEnvironment
 from llmgw.controller.repo.locks import FLEET_LOCK, FileLock
 from llmgw.controller.repo.mirror import Mirror
@@ -35,6 +40,7 @@ class Opened:
     store: GitRecordStore
     mirror: Mirror
     local: LocalTransport
+    ssh: SshTransport
 
     def worktree(self, key_id: str) -> Desired:
         """What lies in the manifests' work tree right now."""
@@ -64,11 +70,12 @@ async def opened(
         objects, settings.state_repo, ref=settings.state_ref, author=settings.holder, clock=clock
     )
     transport = LocalTransport(home=Path(environ.get("HOME") or "/"), environ=environ)
+    over_ssh = _over_ssh(settings, environ, clock)
     fleet = Fleet(
         name=settings.state_dir.name,
         source=GitSource(mirror, ADAPTERS),
         store=store,
-        transports={"local": transport},
+        transports={"local": transport, "ssh": over_ssh},
         adapters=ADAPTERS,
         clock=clock,
         secret=SecretStore(
@@ -87,9 +94,22 @@ async def opened(
         learn=redactor.learn,
     )
     try:
-        yield Opened(fleet=fleet, settings=settings, store=store, mirror=mirror, local=transport)
+        yield Opened(
+            fleet=fleet, settings=settings, store=store, mirror=mirror, local=transport, ssh=over_ssh
+        )
     finally:
+        await over_ssh.close()
         await transport.close()
+
+
+def _over_ssh(settings: Settings, environ: Mapping[str, str], clock: Clock) -> SshTransport:
+    home = Path(environ.get("HOME") or "/")
+    wheels = Wheels(cache=settings.state_dir / "wheels", home=home, environ=environ)
+    bundles = Bundles(settings.state_dir / "bundles", wheels)
+    return SshTransport(
+        Surroundings(home=home, environ=environ, identity=settings.ssh_identity),
+        bootstrapper=Bootstrap(bundles=bundles, environ=environ, clock=clock),
+    )
 
 
 def _lock(settings: Settings, clock: Clock) -> Callable[[float], AbstractAsyncContextManager[object]]:

@@ -30,13 +30,14 @@ NAMES = (
     "stateRef",
     "stateDir",
     "secretFile",
+    "sshIdentity",
     "holder",
     "endpointsFile",
     "lockTimeout",
 )
 """As written in llmgw.yaml. The flag is ``--state-ref``, the variable ``LLMGW_STATE_REF``."""
 
-LATER = ("verify", "sshIdentity")  # validated, and refused rather than ignored
+LATER = ("verify",)  # validated, and refused rather than ignored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,7 @@ class Settings:
     state_ref: str
     state_dir: Path
     secret_file: Path
+    ssh_identity: Path | None  # for nodes whose manifest names no key
     holder: str
     endpoints_file: Path | None
     lock_timeout: float  # seconds
@@ -172,6 +174,7 @@ def _settle(reader: "_Reader", *, cwd: Path, top: Path | None, file: Path | None
         state_ref=short_state,
         state_dir=state_dir,
         secret_file=reader.path("secretFile") or state_dir / "secret",
+        ssh_identity=reader.path("sshIdentity"),
         holder=reader.holder(),
         endpoints_file=reader.path("endpointsFile"),
         lock_timeout=reader.duration("lockTimeout"),

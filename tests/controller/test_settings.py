@@ -111,13 +111,19 @@ def test_fleets_of_one_machine_never_share_a_state_directory(fleet: Path) -> Non
     assert load(fleet, {"XDG_STATE_HOME": "/var/state"}).state_dir.parent == Path("/var/state/llmgw")
 
 
+def test_the_key_for_nodes_that_name_none_is_a_path_like_others(fleet: Path) -> None:
+    assert load(fleet).ssh_identity is None
+    assert load(fleet, {"LLMGW_SSH_IDENTITY": "~/.ssh/llmgw"}).ssh_identity == Path("/home/ann/.ssh/llmgw")
+    (fleet / "llmgw.yaml").write_text("sshIdentity: keys/llmgw\n")
+    assert load(fleet).ssh_identity == fleet / "keys" / "llmgw"
+
+
 def test_everything_wrong_is_told_at_once_with_its_place(fleet: Path) -> None:
-    (fleet / "llmgw.yaml").write_text("branc: main\nverify: {}\n\nsshIdentity: x\nzzz: 1\n")
+    (fleet / "llmgw.yaml").write_text("branc: main\nverify: {}\n\nzzz: 1\n")
     assert problems(fleet) == [
         "HERE/llmgw.yaml:1:1: unknown setting 'branc': did you mean branch?",
         "HERE/llmgw.yaml:2:1: verify is not supported yet: leave it out",
-        "HERE/llmgw.yaml:4:1: sshIdentity is not supported yet: leave it out",
-        f"HERE/llmgw.yaml:5:1: unknown setting 'zzz': known are {', '.join(NAMES)}",
+        f"HERE/llmgw.yaml:4:1: unknown setting 'zzz': known are {', '.join(NAMES)}",
     ]
 
 
