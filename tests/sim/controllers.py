@@ -108,15 +108,28 @@ class Controllers:
     running: dict[asyncio.Task[PassResult | None], Incarnation] = field(default_factory=dict)
 
     def begin(
-        self, machine: str, *, crash_in: int | None = None, freeze_in: int | None = None
+        self,
+        machine: str,
+        *,
+        crash_in: int | None = None,
+        freeze_in: int | None = None,
+        at_work: bool = False,
     ) -> "asyncio.Task[PassResult | None]":
-        """A pass that goes on beside whatever else happens; None: it died, or could not go on."""
+        """A pass that goes on beside whatever else happens; None: it died, or could not go on. ``at_work``: the calls
+        until it dies or falls asleep count from its intent."""
         self.passes += 1
         life = self.life(f"pass{self.passes} {machine}")
-        if crash_in is not None:
-            life.crash_in(crash_in)
-        if freeze_in is not None:
-            life.freeze_in(freeze_in, SLEEPS)
+
+        def arm() -> None:
+            if crash_in is not None:
+                life.crash_in(crash_in)
+            if freeze_in is not None:
+                life.freeze_in(freeze_in, SLEEPS)
+
+        if at_work:
+            self.store.at_intent[machine] = arm
+        else:
+            arm()
         task = life.spawn(self._pass(self.machines[machine], life, Wish(allow_prune=self.allow_prune)))
         self.running[task] = life
         task.add_done_callback(lambda done: self.running.pop(done, None))

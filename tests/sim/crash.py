@@ -42,7 +42,7 @@ class Incarnation:
 
     def freeze_in(self, calls: int, seconds: float) -> None:
         """Stand still for a while at the ``calls``-th seam call from now on, as a machine that sleeps does."""
-        self._freeze_in = (calls, seconds)
+        self._freeze_in = (self.calls + calls, seconds)
 
     async def thawed(self) -> None:
         left = self._frozen_until - asyncio.get_running_loop().time()

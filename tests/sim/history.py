@@ -5,7 +5,7 @@ All of it follows from one number. Run one by hand: ``python -m tests.sim.histor
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -34,6 +34,7 @@ class Event:
     node: int = 0
     seconds: float = 0.0
     calls: int = 0
+    at_work: bool = False  # the calls count from when there is something to do
     gap: float = 0.0
     text: str = ""
     wish: FleetWish | None = None
@@ -43,7 +44,7 @@ class Event:
         if self.kind in FAULTS:
             told.append(f"node{self.node}")
         told += [f"for {self.seconds:.1f} s"] if self.seconds else []
-        told += [f"at call {self.calls}"] if self.calls else []
+        told += [f"at call {self.calls}{' of its work' if self.at_work else ''}"] if self.calls else []
         told += [self.text] if self.text else []
         return f"{' '.join(told)}, then {self.gap:.1f} s"
 
@@ -89,12 +90,12 @@ async def _commit(world: World, event: Event) -> None:
 
 async def _apply(world: World, event: Event) -> None:
     machine = ("ann@desk", "bob@laptop")[event.node % 2]
-    task = world.controllers.begin(machine, crash_in=event.calls or None)
+    task = world.controllers.begin(machine, crash_in=event.calls or None, at_work=event.at_work)
     await asyncio.wait({task}, timeout=event.seconds or None)
 
 
 async def _apply_twice(world: World, event: Event) -> None:
-    first = world.controllers.begin("ann@desk", crash_in=event.calls or None)
+    first = world.controllers.begin("ann@desk", crash_in=event.calls or None, at_work=event.at_work)
     await asyncio.sleep(event.seconds)
     second = world.controllers.begin("bob@laptop")
     await asyncio.wait({first, second})
@@ -102,7 +103,7 @@ async def _apply_twice(world: World, event: Event) -> None:
 
 async def _apply_sleeps(world: World, event: Event) -> None:
     """One machine falls asleep in the middle of its apply; another goes on meanwhile."""
-    sleeper = world.controllers.begin("ann@desk", freeze_in=event.calls)
+    sleeper = world.controllers.begin("ann@desk", freeze_in=event.calls, at_work=event.at_work)
     await asyncio.sleep(event.seconds)
     for _ in range(3):
         await asyncio.wait({world.controllers.begin("bob@laptop")})
@@ -120,7 +121,9 @@ async def _settle_a_while(world: World, event: Event) -> None:
 
 async def _crash_agent(world: World, event: Event) -> None:
     node = _node(world, event)
-    if node.agent is not None:
+    if event.at_work:
+        node.crash_at_work = event.calls
+    elif node.agent is not None:
         node.agent.crash_in(event.calls)
 
 
@@ -221,31 +224,33 @@ DEEDS: Mapping[str, Do] = {
 }
 
 
+FATE = (*FAULTS, "store trouble")
 APPLIES = ("apply", "apply", "apply", "apply crashes", "apply crashes", "apply twice", "apply sleeps")
 
 # ---- made from a number ------------------------------------------------------------------------------
 
 
 def make(seed: int) -> History:
+    """Scenes: somebody changes their mind, something breaks, somebody applies, something breaks meanwhile."""
     rng = Random(seed)
     start = wish = first_wish(rng)
-    events = [Event(kind="settle a while", seconds=rng.choice((0.1, 40.0, 120.0)))]
-    for _ in range(rng.randint(6, 12)):
-        text = ""
-        kind = rng.choice(
-            ("commit", "commit", "commit", *APPLIES, "settle a while", "store trouble", *FAULTS)
-        )
-        if kind == "commit":
+    events = [Event(kind="settle a while", seconds=rng.choice((0.1, 40.0, 120.0, 120.0)))]
+    for _ in range(rng.randint(4, 8)):
+        if rng.random() < 0.8:
             text, wish = edited(rng, wish)
-        event = _event(rng, kind, text, wish)
-        events.append(event)
-        if kind == "commit" or (kind in FAULTS and rng.random() < 0.6):
-            events.append(_event(rng, rng.choice(APPLIES), "", wish))
+            events.append(Event(kind="commit", text=text, wish=wish, gap=rng.choice((0.0, 0.0, 3.0))))
+        if rng.random() < 0.5:
+            events.append(_event(rng, rng.choice(FATE), gaps=(0.0, 0.0, 0.5, 3.0)))
+        events.append(_event(rng, rng.choice(APPLIES), gaps=(0.0, 0.5, 3.0, 10.0)))
+        if rng.random() < 0.5:
+            events.append(_event(rng, rng.choice(FATE), gaps=(0.0, 0.5, 3.0, 40.0)))
+        if rng.random() < 0.5:
+            kind = rng.choice(("settle a while", "apply", "apply twice"))
+            events.append(_event(rng, kind, gaps=(0.0, 10.0, 40.0, 130.0)))
     return History(seed=seed, start=start, events=tuple(events), allow_prune=rng.random() < 0.7)
 
 
-def _event(rng: Random, kind: str, text: str, wish: FleetWish) -> Event:
-    calls = rng.randint(1, 90)
+def _event(rng: Random, kind: str, *, gaps: Sequence[float]) -> Event:
     seconds = {
         "apply": rng.choice((0.0, 0.0, 0.2, 3.0)),  # 0: until it has ended
         "apply crashes": 0.0,
@@ -261,14 +266,14 @@ def _event(rng: Random, kind: str, text: str, wish: FleetWish) -> Event:
         "slow line": rng.choice((20.0, 120.0)),
     }.get(kind, 0.0)
     crashes = kind in ("apply crashes", "apply sleeps") or (kind == "apply twice" and rng.random() < 0.4)
+    calls = rng.choice((rng.randint(1, 12), rng.randint(1, 90)))
     return Event(
         kind="apply" if kind == "apply crashes" else kind,
         node=rng.randint(1, 4),
         seconds=seconds,
-        calls=calls if kind in FAULTS or kind == "store trouble" or crashes else 0,
-        gap=rng.choice((0.0, 0.5, 3.0, 10.0, 40.0, 130.0)),
-        text=text,
-        wish=wish if kind == "commit" else None,
+        calls=calls if kind in FATE or crashes else 0,
+        at_work=rng.random() < 0.7,
+        gap=rng.choice(gaps),
     )
 
 
@@ -318,6 +323,7 @@ async def _peace(world: World) -> None:
         node.line.delay = 0.0
         node.contents.full = False
         node.trouble_with_jobs = 0
+        node.crash_at_work = 0
         if node.agent is not None:
             node.agent.crash_in(0)
         node.come_up()
@@ -329,11 +335,11 @@ async def _peace(world: World) -> None:
     for index, node in enumerate(world.nodes.values()):
         if index % 2 == 0:
             _later(world, 1.0, node)
-    if await _settled(world):
-        await _look_closely(world)
+    if await settled(world):
+        await look_closely(world)
 
 
-async def _settled(world: World) -> bool:
+async def settled(world: World) -> bool:
     seen: list[str] = []
     settled_before = False
     for _ in range(PASSES):
@@ -356,7 +362,7 @@ async def _settled(world: World) -> bool:
     return False
 
 
-async def _look_closely(world: World) -> None:
+async def look_closely(world: World) -> None:
     await _nothing_to_do(world, "settled")
     world.invariants.at_the_end()
     begun = {name: len(node.machine.starts) for name, node in world.nodes.items()}

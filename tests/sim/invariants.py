@@ -256,7 +256,7 @@ class Invariants:
                 plan=written.plan,
                 record=record,
                 before=tuple(before.replicas.values()) if before is not None else (),
-                known=_known_to_serve(before) | _known_to_serve(record),
+                known=(_known_to_serve(before) | _known_to_serve(record)) - _going(before),
                 seen=self._served_lately(),
             )
 
@@ -395,6 +395,12 @@ def _known_to_serve(record: Record | None) -> set[str]:
     phases = (ReplicaPhase.SERVING, ReplicaPhase.DRAINING)
     replicas = record.replicas.values() if record is not None else ()
     return {replica.id for replica in replicas if replica.phase in phases}
+
+
+def _going(record: Record | None) -> set[str]:
+    """What an earlier pass has decided to let go; finishing that takes nothing more away."""
+    replicas = record.replicas.values() if record is not None else ()
+    return {it.id for it in replicas if it.phase in (ReplicaPhase.DRAINING, ReplicaPhase.STOPPING)}
 
 
 def over(uuid: str, holders: list[tuple[str, int | None]], totals: Mapping[str, int]) -> str:

@@ -122,7 +122,7 @@ class FailingJournalStore(MemoryJournalStore):
 class Door:
     """An agent as the transport sees it: its code runs in its own tasks, and a dead one never answers."""
 
-    def __init__(self, node: str, service: AgentService, life: Incarnation, watched: Watched) -> None:
+    def __init__(self, node: "SimNode", service: AgentService, life: Incarnation, watched: Watched) -> None:
         self._node = node
         self._service = service
         self._life = life
@@ -130,13 +130,16 @@ class Door:
 
     async def call(self, method: str, params: Mapping[str, Any]) -> Any:
         if method in MUTATING:
-            self._watched(self._node, method, params, None)
+            self._watched(self._node.name, method, params, None)
+            if self._node.crash_at_work:
+                self._life.crash_in(self._node.crash_at_work)
+                self._node.crash_at_work = 0
         task = self._life.spawn(self._service.call(method, params))
         await asyncio.wait({task})
         if self._life.dead:
             await asyncio.Event().wait()
         if method in MUTATING:
-            self._watched(self._node, method, params, task.exception() or task.result())
+            self._watched(self._node.name, method, params, task.exception() or task.result())
         return task.result()
 
     async def stream(self, method: str, params: Mapping[str, Any]) -> AsyncIterator[Any]:
@@ -200,6 +203,7 @@ class SimNode:
         self.agents = 0
         self.up = True
         self.trouble_with_jobs = 0
+        self.crash_at_work = 0
         self._starting: asyncio.Task[Door] | None = None
         self.on_death: Callable[[], None] = lambda: None
         self.on_answer: Callable[[], None] = lambda: None
@@ -315,7 +319,7 @@ class SimNode:
         self._told(f"{self.name}: agent #{self.agents} answers")
         self.service = service
         self.shards = shards
-        door = Door(self.name, service, life, self._watched)
+        door = Door(self, service, life, self._watched)
         self.line.replace_agent(door)
         self.on_answer()
         return door

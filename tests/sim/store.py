@@ -35,6 +35,7 @@ class SimStore:
         self._wrote = wrote
         self.written: list[Written] = []
         self.plans: dict[int, Plan] = {}
+        self.at_intent: dict[str, Callable[[], None]] = {}  # holder -> what to do when it begins to work
         self.trouble: Literal["", "unreachable", "answers get lost"] = ""
 
     @property
@@ -56,6 +57,8 @@ class SimStore:
             )
         )
         if plan is not None:
+            if record.serial not in self.plans and record.last_pass is not None:
+                self.at_intent.pop(record.last_pass.holder, lambda: None)()
             self.plans[record.serial] = plan
         self._wrote()
         if self.trouble == "answers get lost" and self._rng.random() < 0.5:

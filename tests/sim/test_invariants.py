@@ -1,0 +1,448 @@
+"""Each promise, broken on purpose in a fleet that had settled: a check that can't fail proves nothing."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from llmgw.agent.fakes import Process
+from llmgw.model.claims import GpuClaim
+from llmgw.model.ids import ReplicaId
+from llmgw.model.record import ModelRecord, Outcome, PassRecord, Record, ReplicaPhase, ReplicaRecord
+from llmgw.wire import codec
+from tests.sim.commits import FleetWish, ModelWish, NodeWish
+from tests.sim.history import look_closely, settled
+from tests.sim.loop import VirtualLoop, run
+from tests.sim.node import SimNode
+from tests.sim.world import World
+
+WISH = FleetWish(
+    nodes=(NodeWish(name="node1", gpus=3),),
+    models=(
+        ModelWish(name="ant", shape="whole", replicas=2),
+        ModelWish(name="bee", shape="share", protect=True),
+    ),
+)
+Plant = Callable[[World], Awaitable[None]]
+
+
+def planted(plant: Plant) -> str:
+    """What the world says once ``plant`` has spoilt it."""
+    worlds: list[World] = []
+
+    async def main() -> None:
+        world = World(Random(5), WISH)
+        worlds.append(world)
+        try:
+            assert await settled(world)
+            assert not world.violations
+            await plant(world)
+        finally:
+            world.close()
+
+    run(main(), VirtualLoop())
+    return "\n".join(worlds[0].violations)
+
+
+# ---- what the tests take hold of ---------------------------------------------------------------------
+
+
+def node_of(world: World) -> SimNode:
+    return world.nodes["node1"]
+
+
+def engine(world: World, model: str) -> Process:
+    living = node_of(world).machine.living()
+    return next(process for process in living if process.order.shard.startswith(f"{model}-"))
+
+
+def record_of(world: World) -> Record:
+    record = world.store.record
+    assert record is not None
+    return record
+
+
+def replica_of(world: World, model: str) -> ReplicaRecord:
+    return next(it for it in record_of(world).replicas.values() if it.model == model)
+
+
+def changed(record: Record, replica: ReplicaRecord) -> Record:
+    return replace(record, replicas={**record.replicas, replica.id: replica})
+
+
+async def write(world: World, record: Record) -> None:
+    await world.store.write(record, after=world.store.written[-1].version, message="planted", plan=None)
+
+
+def last_pass(record: Record) -> PassRecord:
+    assert record.last_pass is not None
+    return record.last_pass
+
+
+def begun(record: Record, **changes: Any) -> Record:
+    """The record as the next pass would begin it."""
+    serial = record.serial + 1
+    passed = replace(last_pass(record), **{"serial": serial, "outcome": None, "ended": None, **changes})
+    return replace(record, serial=serial, last_pass=passed)
+
+
+async def intent(world: World) -> int:
+    """A pass begins, by the last plan that commanded something."""
+    record = begun(record_of(world), lease_until=world.clock.now())
+    plan = world.store.plans[max(world.store.plans)]
+    await world.store.write(record, after=world.store.written[-1].version, message="planted", plan=plan)
+    return record.serial
+
+
+def command(serial: int, shard: str, number: int = 1) -> dict[str, Any]:
+    fence = {"fleet": "fleet", "serial": serial, "intent": "0"}
+    return {"command": {"id": f"{serial}-planted {shard} {number}", "fence": fence}, "shard": shard}
+
+
+async def sent(world: World, method: str, params: dict[str, Any]) -> None:
+    """As the door does: it has come, and it was taken."""
+    world.invariants.arrived("node1", method, params)
+    world.invariants.accepted("node1", method, params)
+
+
+# ---- machines ----------------------------------------------------------------------------------------
+
+
+def test_two_engines_on_one_gpu() -> None:
+    async def plant(world: World) -> None:
+        process, specs = engine(world, "ant"), world.invariants.specs
+        other = replace(process.order, shard="ant-00000000-7.1-r0", argv=("sim", "--port", "19000"))
+        specs[other.shard] = specs[process.order.shard]
+        node_of(world).machine.start(other)
+
+    assert "one of them as a whole" in planted(plant)
+
+
+def test_shares_that_are_more_than_the_gpu() -> None:
+    async def plant(world: World) -> None:
+        process, specs = engine(world, "bee"), world.invariants.specs
+        for number in (7, 8):
+            other = replace(
+                process.order, shard=f"bee-00000000-{number}.1-r0", argv=("sim", "--port", f"1900{number}")
+            )
+            specs[other.shard] = specs[process.order.shard]
+            node_of(world).machine.start(other)
+
+    assert "claim more than" in planted(plant)
+
+
+def test_two_engines_on_one_port() -> None:
+    async def plant(world: World) -> None:
+        process = engine(world, "ant")
+        other = replace(process.order, shard="cpu-00000000-0.1-r0")
+        spec = world.invariants.specs[process.order.shard]
+        world.invariants.specs[other.shard] = replace(spec, claims=replace(spec.claims, gpus=()))
+        node_of(world).machine.start(other)
+
+    assert "both want port" in planted(plant)
+
+
+def test_more_memory_than_the_machine_has() -> None:
+    async def plant(world: World) -> None:
+        process = engine(world, "ant")
+        spec = world.invariants.specs[process.order.shard]
+        claims = replace(spec.claims, memory=10**15)
+        world.invariants.specs[process.order.shard] = replace(spec, claims=claims)
+        world.invariants.began(node_of(world))
+
+    assert "engines that live claim" in planted(plant)
+
+
+def test_an_engine_that_nobody_asked_for() -> None:
+    async def plant(world: World) -> None:
+        order = replace(engine(world, "ant").order, shard="own-00000000-0.1-r0", argv=("sim",))
+        node_of(world).machine.start(order)
+
+    assert "nobody ever asked for it" in planted(plant)
+
+
+def test_an_engine_that_is_started_while_it_lives() -> None:
+    async def plant(world: World) -> None:
+        process = engine(world, "ant")
+        with pytest.raises(Exception, match="runs already"):
+            node_of(world).machine.start(process.order)
+
+    assert "TWICE" in planted(plant)
+
+
+def test_a_serving_engine_that_is_ended_unasked() -> None:
+    async def plant(world: World) -> None:
+        node_of(world).machine.signalled(engine(world, "ant"), 15)
+
+    assert "serves and was not told to go" in planted(plant)
+
+
+# ---- agents ------------------------------------------------------------------------------------------
+
+
+def test_an_agent_whose_death_takes_its_engines_along() -> None:
+    async def plant(world: World) -> None:
+        node, process = node_of(world), engine(world, "ant")
+        node.kill_agent()
+        node.machine.processes.pop((process.order.shard, process.order.process))
+        assert node.fleet is not None
+        await node.start_agent(node.fleet)
+
+    assert "when the agent died and is None" in planted(plant)
+
+
+def test_an_agent_that_forgets_what_runs() -> None:
+    async def plant(world: World) -> None:
+        node, process = node_of(world), engine(world, "ant")
+        node.kill_agent()
+        del node.contents.files[f"shards/{process.order.shard}.json"]
+        assert node.fleet is not None
+        await node.start_agent(node.fleet)
+
+    assert "the agent that answers does not know it" in planted(plant)
+
+
+def test_a_fence_that_is_lowered() -> None:
+    async def plant(world: World) -> None:
+        files = node_of(world).contents.files
+        files["state/owner.json"] = b'{"fleet": "fleet", "fence": {"serial": 0, "intent": "0"}}'
+        await asyncio.sleep(10)
+
+    assert "its fence went from" in planted(plant)
+
+
+# ---- commands ----------------------------------------------------------------------------------------
+
+
+def test_a_command_without_an_intent() -> None:
+    async def plant(world: World) -> None:
+        await sent(world, "stop", command(99, engine(world, "ant").order.shard))
+
+    assert "serial 99 has no intent" in planted(plant)
+
+
+def test_a_start_that_no_plan_holds() -> None:
+    async def plant(world: World) -> None:
+        serial = await intent(world)
+        spec = replace(world.invariants.specs[engine(world, "ant").order.shard], served_name="other")
+        await sent(world, "start", {**command(serial, spec.shard), "spec": codec.to_json(spec)})
+
+    told = planted(plant)
+    assert "that the plan of serial" in told
+    assert "a placement number came twice" in told
+
+
+def test_two_controllers_at_once() -> None:
+    async def plant(world: World) -> None:
+        first = record_of(world).serial
+        serial = await intent(world)
+        await sent(world, "forget", command(serial, "ant-00000000-0.1-r0"))
+        await sent(world, "forget", command(first, "ant-00000000-0.1-r0"))
+
+    assert "two at once" in planted(plant)
+
+
+def test_a_stop_of_what_the_record_never_held() -> None:
+    async def plant(world: World) -> None:
+        serial = await intent(world)
+        await sent(world, "stop", command(serial, "own-00000000-0.1-r0"))
+
+    assert "which the record never held" in planted(plant)
+
+
+def test_too_many_taken_away_at_once() -> None:
+    async def plant(world: World) -> None:
+        serial = await intent(world)
+        await sent(world, "drain", command(serial, engine(world, "ant").order.shard))
+
+    assert "leaves 1 of ant serving" in planted(plant)
+
+
+def test_the_last_replica_of_a_protected_model_is_taken_away() -> None:
+    async def plant(world: World) -> None:
+        world.commits.add(replace(WISH, models=WISH.models[:1]))
+        commit = await world.commits.newest()
+        record = replace(begun(record_of(world), lease_until=world.clock.now()), commit=commit)
+        plan = world.store.plans[max(world.store.plans)]
+        await world.store.write(record, after=world.store.written[-1].version, message="planted", plan=plan)
+        await sent(world, "stop", command(record.serial, engine(world, "bee").order.shard))
+
+    assert "and 1 must be: it is protected" in planted(plant)
+
+
+# ---- the record --------------------------------------------------------------------------------------
+
+RecordPlant = Callable[[World, Record], Record]
+
+
+def _twice_on_a_gpu(world: World, record: Record) -> Record:
+    replica = replica_of(world, "ant")
+    ranks = (replace(replica.ranks[0], ports=(18011,)),)
+    return changed(record, replace(replica, id=ReplicaId(f"ant-{replica.spec_digest[:8]}-5.1"), ranks=ranks))
+
+
+def _twice_on_a_port(world: World, record: Record) -> Record:
+    replica = replica_of(world, "ant")
+    ranks = (replace(replica.ranks[0], gpus=()),)
+    return changed(record, replace(replica, id=ReplicaId(f"ant-{replica.spec_digest[:8]}-5.1"), ranks=ranks))
+
+
+def _too_much_of_a_gpu(world: World, record: Record) -> Record:
+    replica = replica_of(world, "bee")
+    claim = GpuClaim(uuid=replica.ranks[0].gpus[0].uuid, memory=10**12)
+    return changed(record, replace(replica, ranks=(replace(replica.ranks[0], gpus=(claim,)),)))
+
+
+def _too_much_memory(world: World, record: Record) -> Record:
+    replica = replica_of(world, "bee")
+    return changed(record, replace(replica, ranks=(replace(replica.ranks[0], memory=10**15),)))
+
+
+def _another_under_the_same_name(world: World, record: Record) -> Record:
+    replica = replica_of(world, "bee")
+    return changed(record, replace(replica, ranks=(replace(replica.ranks[0], ports=(18011,)),)))
+
+
+def _another_digest(world: World, record: Record) -> Record:
+    return changed(record, replace(replica_of(world, "bee"), spec_digest="f" * 64))
+
+
+def _placements_fall(_: World, record: Record) -> Record:
+    model: ModelRecord = replace(record.models["ant"], placements={})
+    return replace(record, models={**record.models, "ant": model})
+
+
+def _serial_jumps(_: World, record: Record) -> Record:
+    return replace(record, serial=record.serial + 2)
+
+
+def _outcome_changes(_: World, record: Record) -> Record:
+    return replace(record, last_pass=replace(last_pass(record), outcome=Outcome.FAILED))
+
+
+def _published_unknown(_: World, record: Record) -> Record:
+    return replace(record, endpoints=(replace(record.endpoints[0], replica=ReplicaId("own-00000000-0.1")),))
+
+
+def _published_elsewhere(_: World, record: Record) -> Record:
+    return replace(record, endpoints=(replace(record.endpoints[0], port=1),))
+
+
+def _published_too_soon(world: World, record: Record) -> Record:
+    starting = {
+        name: replace(replica, phase=ReplicaPhase.STARTING) for name, replica in record.replicas.items()
+    }
+    return replace(record, replicas=starting)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (_twice_on_a_gpu, "recorded: ant-"),
+        (_twice_on_a_port, "both hold port"),
+        (_too_much_of_a_gpu, "recorded: bee-"),
+        (_too_much_memory, "bytes of memory on node1"),
+        (_another_under_the_same_name, "became another replica under the same name"),
+        (_another_digest, "runs ffffffff"),
+        (_placements_fall, "placements of ant/0 fell"),
+        (_serial_jumps, "follows"),
+        (_outcome_changes, "the outcome of serial"),
+        (_published_unknown, "which the record does not hold"),
+        (_published_elsewhere, ":1"),
+        (_published_too_soon, "which is starting"),
+    ],
+)
+def test_a_record_that_must_not_be(spoil: RecordPlant, told: str) -> None:
+    async def plant(world: World) -> None:
+        await write(world, spoil(world, record_of(world)))
+
+    assert told in planted(plant)
+
+
+def test_a_serial_that_begins_before_the_last_has_ended() -> None:
+    async def plant(world: World) -> None:
+        await write(world, begun(record_of(world)))
+        await write(world, begun(record_of(world)))
+
+    assert "has no outcome" in planted(plant)
+
+
+def test_somebody_who_writes_during_anothers_lease() -> None:
+    async def plant(world: World) -> None:
+        await write(
+            world, begun(record_of(world), holder="ann", lease_until=world.clock.now().replace(year=2040))
+        )
+        record = record_of(world)
+        await write(world, replace(record, last_pass=replace(last_pass(record), holder="bob")))
+
+    assert "bob writes while ann holds a lease" in planted(plant)
+
+
+# ---- the end -----------------------------------------------------------------------------------------
+
+
+def test_a_serial_that_never_told_its_outcome() -> None:
+    async def plant(world: World) -> None:
+        await write(world, begun(record_of(world)))
+        world.invariants.at_the_end()
+
+    told = planted(plant)
+    assert "has no outcome" in told
+
+
+def test_an_engine_that_the_record_lost() -> None:
+    async def plant(world: World) -> None:
+        record, replica = record_of(world), replica_of(world, "bee")
+        rest = {name: it for name, it in record.replicas.items() if name != replica.id}
+        endpoints = tuple(it for it in record.endpoints if it.replica != replica.id)
+        await write(world, replace(record, replicas=rest, endpoints=endpoints))
+        world.invariants.at_the_end()
+
+    assert "and the record does not know" in planted(plant)
+
+
+def test_something_left_to_do_once_all_had_settled() -> None:
+    async def plant(world: World) -> None:
+        world.commits.add(WISH.changed(replace(WISH.models[0], flag=1)))
+        await look_closely(world)
+
+    told = planted(plant)
+    assert "is to be done" in told
+    assert "-/+ model/ant/0" in told
+
+
+def test_an_engine_that_died_and_nobody_noticed() -> None:
+    async def plant(world: World) -> None:
+        node = node_of(world)
+        node.kill_agent()
+        process = engine(world, "ant")
+        node.machine.processes.pop((process.order.shard, process.order.process))
+        await look_closely(world)
+
+    assert "of 2 replicas of ant serve" in planted(plant)
+
+
+# ---- the code itself ---------------------------------------------------------------------------------
+
+
+def test_an_error_that_the_product_logs() -> None:
+    async def plant(_: World) -> None:
+        logging.getLogger("llmgw.agent").error("planted")
+
+    assert "logged as an error: planted" in planted(plant)
+
+
+def test_a_task_that_breaks_and_that_nobody_looks_at() -> None:
+    async def plant(world: World) -> None:
+        async def breaks() -> None:
+            raise ValueError("planted")
+
+        task = world.loop.create_task(breaks())
+        await asyncio.sleep(1)
+        del task
+
+    assert "nobody handled ValueError: planted" in planted(plant)
