@@ -15,6 +15,7 @@ from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec
 from llmgw.model.manifest import (
     KINDS,
     Adapter,
+    Dirs,
     Engine,
     FleetSpec,
     FromEnv,
@@ -35,6 +36,7 @@ from llmgw.model.manifest import (
     Size,
     Source,
     Spec,
+    Ssh,
     Timeouts,
 )
 from llmgw.model.problems import InvalidError, Problem, Where
@@ -422,11 +424,37 @@ def test_an_engine_without_an_adapter_is_not_supported_yet() -> None:
     assert problem == "profile-p.yaml:10:3: the engine vllm is not supported yet: write one of sim"
 
 
+def over_ssh(**changes: object) -> Manifest:
+    return local(**({"transport": "ssh", "local": None, "ssh": Ssh(host="box")} | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("node", "told"),
+    [
+        (local("n", ssh=Ssh(host="box")), "spec.ssh is for a node that is reached over SSH"),
+        (local("n", dirs=Dirs(work="/srv/x")), "spec.dirs is for a node that is reached over SSH"),
+        (local("n", engine_user="x"), "spec.engineUser is for a node that is reached over SSH"),
+        (over_ssh(local=Local()), "spec.local is for a node of this machine"),
+        (over_ssh(ssh=None), "spec.ssh is missing"),
+        (over_ssh(ssh=Ssh(host="box", jump="bastion")), "spec.ssh.jumpHostKeys is missing"),
+    ],
+)
+def test_what_a_nodes_transport_needs_and_what_makes_no_sense_with_it_is_told(
+    node: Manifest, told: str
+) -> None:
+    (problem,) = problems(node)
+    assert told in problem
+
+
+def test_a_node_over_ssh_is_reached_and_serves_at_its_host_unless_it_names_another_address() -> None:
+    assert desired(over_ssh()).nodes["n"].address == "box"
+    assert desired(over_ssh(address="10.0.0.1", dirs=Dirs(work="/srv/x"))).nodes["n"].address == "10.0.0.1"
+
+
 ASKS: dict[tuple[str, str], Manifest] = {
     ("Model", "spec.source.huggingFace"): model("m", source=Source(hugging_face="a/b")),
     ("Model", "spec.adapters"): model("m", adapters=(Adapter(name="a", source=Source(path="/x")),)),
     ("Model", "spec.maxLoadedAdapters"): model("m", max_loaded_adapters=1),
-    ("Node", "spec.transport"): local("n", transport="ssh", local=None),
     ("Node", "spec.drain"): local("n", drain=True),
     ("Profile", "spec.launch"): profile("p", launch="ray"),
     ("Profile", "spec.fabric"): profile("p", fabric="preferred"),

@@ -35,7 +35,7 @@ def test_a_map_is_explained_with_its_fields() -> None:
 
 
 def test_what_is_not_supported_yet_says_so() -> None:
-    assert "Not supported yet: write `nodes: 1`." in reference.explanation("Profile.spec.nodes")
+    assert "Not supported yet: leave it out." in reference.explanation("Fleet.spec.suspend")
 
 
 @pytest.mark.parametrize("written", ["model.spec.replicas", "Model.replicas", "Model.spec.replicas."])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts
-from llmgw.model.manifest import FleetSpec, Local, Manifest, Manifests, NodeSpec, Pip
+from llmgw.model.manifest import Dirs, FleetSpec, Local, Manifest, Manifests, NodeSpec, Pip
 from llmgw.model.problems import Problem, Where
 from llmgw.wire.codec import CodecError, loads
 
@@ -73,12 +73,7 @@ def _alone(manifest: Manifest, spec: NodeSpec) -> Iterator[Problem]:
             instead="write the address that other nodes and the gateway reach",
             where=manifest.at("spec.address"),
         )
-    if spec.transport == "ssh" and spec.local is not None:
-        yield Problem(
-            what="spec.local is for a node of this machine, but spec.transport is ssh",
-            instead="write `transport: local`, or leave local out",
-            where=manifest.at("spec.local"),
-        )
+    yield from _of_its_transport(manifest, spec)
     for name, value in spec.env.items():
         if isinstance(value, str) and (found := CONTROL.search(value)):
             yield Problem(
@@ -86,6 +81,42 @@ def _alone(manifest: Manifest, spec: NodeSpec) -> Iterator[Problem]:
                 instead="remove it",
                 where=manifest.at(f"spec.env.{name}"),
             )
+
+
+def _of_its_transport(manifest: Manifest, spec: NodeSpec) -> Iterator[Problem]:
+    """What one way of reaching a node needs, and what makes no sense with it."""
+    if spec.transport == "local":
+        for path, written, instead in (
+            ("spec.ssh", spec.ssh is not None, "write `transport: ssh`, or leave ssh out"),
+            ("spec.dirs", spec.dirs != Dirs(), "write local.workDir"),
+            (
+                "spec.engineUser",
+                spec.engine_user is not None,
+                "leave it out: engines run as the agent's user",
+            ),
+        ):
+            if written:
+                what = f"{path} is for a node that is reached over SSH, but spec.transport is local"
+                yield Problem(what=what, instead=instead, where=manifest.at(path))
+        return
+    if spec.local is not None:
+        yield Problem(
+            what="spec.local is for a node of this machine, but spec.transport is ssh",
+            instead="write `transport: local`, or leave local out",
+            where=manifest.at("spec.local"),
+        )
+    if spec.ssh is None:
+        yield Problem(
+            what="spec.ssh is missing, and spec.transport is ssh",
+            instead="write ssh: {host: …}, or `transport: local` for this machine",
+            where=manifest.at("spec.transport"),
+        )
+    elif spec.ssh.jump and not spec.ssh.jump_host_keys:
+        yield Problem(
+            what="spec.ssh.jumpHostKeys is missing, so nothing tells the jump host from another machine",
+            instead="write its public keys there, as in hostKeys",
+            where=manifest.at("spec.ssh.jump"),
+        )
 
 
 def _pretended(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from llmgw.core.adapter import EngineAdapter
-from llmgw.model.manifest import Dirs, Manifests, ProfileSpec, Unreachable
+from llmgw.model.manifest import Manifests, ProfileSpec, Unreachable
 from llmgw.model.problems import Problem
 
 NOT_YET: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
@@ -16,11 +16,7 @@ NOT_YET: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("Fleet", "spec.agent.version", lambda spec: spec.agent.version is not None, "leave it out"),
     ("Fleet", "spec.syncWindows", lambda spec: bool(spec.sync_windows), "leave it out"),
     ("Fleet", "spec.suspend", lambda spec: spec.suspend, "leave it out"),
-    ("Node", "spec.transport", lambda spec: spec.transport == "ssh", "write `transport: local`"),
-    ("Node", "spec.ssh", lambda spec: spec.ssh is not None and spec.transport != "ssh", "leave it out"),
     ("Node", "spec.fabrics", lambda spec: bool(spec.fabrics), "leave it out"),
-    ("Node", "spec.dirs", lambda spec: spec.dirs != Dirs(), "write local.workDir"),
-    ("Node", "spec.engineUser", lambda spec: spec.engine_user is not None, "leave it out"),
     ("Node", "spec.drain", lambda spec: spec.drain, "write `cordon: true`, which keeps new shards away"),
     ("Profile", "spec.launch", lambda spec: spec.launch == "ray", "leave it out"),
     ("Profile", "spec.fabric", lambda spec: spec.fabric != "none", "leave it out"),
