@@ -51,7 +51,23 @@ async def fleet_of(asked: Asked) -> AsyncIterator[tuple[Opened, Links]]:
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     output.tell_logs()
-    return asyncio.run(main)
+    return asyncio.run(_heard(main))
+
+
+async def _heard(main: Coroutine[Any, Any, T]) -> T:
+    """Ctrl-C ends it, also in the moment in which the loop falls asleep with nothing to wake up for: the handler that
+    ``asyncio.run`` sets itself does not wake a sleeping loop."""
+    _cancel_at_interrupt()
+    try:
+        return await main
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def _cancel_at_interrupt() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
 
 
 @contextmanager
@@ -74,5 +90,5 @@ def interruptible(halt: Halt) -> Iterator[None]:
     try:
         yield
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+        loop.remove_signal_handler(signal.SIGTERM)
+        _cancel_at_interrupt()
