@@ -43,12 +43,9 @@ class Row:
     over: bool = False
 
     def text(self, now: float) -> str:
-        parts = [self.stage]
-        if not self.over and now - self.since >= 1:
-            parts.append(f"({span(now - self.since)})")
-        if self.detail:
-            parts.append(self.detail)
-        return f"{self.label}: {' '.join(parts)}"
+        took = f" ({span(now - self.since)})" if not self.over and now - self.since >= 1 else ""
+        between = " " if self.stage == ShardState.READY.value else ": "  # ready after 12s
+        return f"{self.label}: {self.stage}{took}{between if self.detail else ''}{self.detail}"
 
 
 @dataclass(slots=True)
@@ -119,15 +116,15 @@ class Board:
 
     def _shard(self, shard: ShardReport) -> None:
         row = self.rows.get(shard.replica)
-        if row is None or (shard.rank and row.stage == shard.state):
-            return
+        if row is None or (shard.rank and shard.state != ShardState.FAILED.value):
+            return  # of a gang the leader tells, and whoever fails
         last = f"(took {span(shard.loading_seconds)} last time)" if shard.loading_seconds else ""
         match shard.state:
             case ShardState.INSTALLING.value | ShardState.FETCHING.value:
                 if not self._jobs_of(row):
                     self._stage(row, shard.state)
             case ShardState.LOADING.value | ShardState.STARTING.value:
-                line = shard.last_line.strip()[:LINE]
+                line = _shown(shard.last_line)
                 self._stage(row, shard.state, " ".join(part for part in (last, line) if part))
             case ShardState.READY.value:
                 took = f"after {span(shard.loading_seconds)}" if shard.loading_seconds else ""
@@ -157,7 +154,7 @@ class Board:
     def _job_words(self, node: str, job: JobReport) -> tuple[str, str]:
         stage = f"{'installing' if job.kind == 'install' else 'fetching'} {job.description}"
         if not job.done_bytes:
-            return stage, job.last_line.strip()[:LINE]
+            return stage, _shown(job.last_line)
         rate = self._rates[node, job.job].value()
         words = [size(job.done_bytes)]
         if job.total_bytes:
@@ -177,6 +174,12 @@ class Board:
         if row.stage != stage:
             row.since = self.now()
         row.stage, row.detail, row.over = stage, detail, over
+
+
+def _shown(line: str) -> str:
+    """As much of a program's line as a row has room for; what was cut shows."""
+    text = " ".join(line.split())
+    return text if len(text) <= LINE else f"{text[: LINE - 1]}…"
 
 
 def _label(step: Step) -> str:

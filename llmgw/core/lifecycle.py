@@ -97,12 +97,12 @@ def newborn(now: datetime) -> Life:
     )
 
 
-def describe_exit(exit_: Exit) -> str:
-    """One line for people."""
+def describe_exit(exit_: Exit, *, told: bool = False) -> str:
+    """One line for people. ``told``: it had been told to stop."""
     if exit_.signal is not None:
         how = f"was ended by signal {exit_.signal}"
     elif exit_.code is not None:
-        how = f"exited by itself with code {exit_.code}"
+        how = f"exited {'when told to stop,' if told else 'by itself'} with code {exit_.code}"
     else:
         how = f"has ended, unseen ({exit_.detail})" if exit_.detail else "has ended, unseen"
     killed = ", out of memory" if exit_.out_of_memory else ""
@@ -422,7 +422,7 @@ def _rebooted(life: Life, now: datetime, rules: Rules) -> Step:
         case S.STOPPING | S.DRAINING if life.then is S.STOPPED or life.state is S.DRAINING:
             ended = _to(life, S.STOPPED, "the machine was rebooted", now, deadline=None, adopted=False)
             return ended, (Action.REST,)
-        case _ if not rules.local and (life.launched or life.state not in WAITING):
+        case _ if not rules.local:
             return _fail(life, "the machine was rebooted; its replica is restarted as a whole", now)
         case _:
             fresh = replace(life, attempts=0, started=None, ready_at=None, adopted=False)

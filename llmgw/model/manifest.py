@@ -214,7 +214,8 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """Local restarts of a single shard: the wait doubles from ``backoff`` to ``max_backoff``."""
+    """Restarts of a single shard by its agent, and of a gang by the reconciler: the wait doubles from ``backoff`` to
+    ``max_backoff``."""
 
     backoff: Duration = Duration(10)
     max_backoff: Duration = Duration(5 * MINUTE)

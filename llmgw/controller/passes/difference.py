@@ -53,8 +53,19 @@ def _models(before: Record, after: Record) -> list[str]:
             told.append(f"{name} is held at its last good spec: {new.held.reason}")
         if new.held is None and old is not None and old.held is not None:
             told.append(f"{name} is not held any more")
+        told += _failures(name, old, new)
     told += [f"{name} is gone" for name in before.models if name not in after.models]
     return told
+
+
+def _failures(name: str, old: ModelRecord | None, new: ModelRecord) -> list[str]:
+    """Of gangs, which the reconciler counts."""
+    known = old.attempts if old is not None else {}
+    return [
+        f"{name}/{ordinal} failed as a whole, for the {failed.count}. time in a row: {failed.error} ({failed.replica})"
+        for ordinal, failed in new.attempts.items()
+        if failed != known.get(ordinal)
+    ]
 
 
 def _endpoints(before: Record, after: Record) -> list[str]:

@@ -24,7 +24,8 @@ def start_again(round_: Round, stand: Standing, copy: Copy) -> Want | None:
             f"{copy.replica.id} was stopped on {copy.nodes[0]} ({by}), and Git asks for it",
         )
     else:
-        keyword, reason = "vanished", f"{copy.nodes[0]} does not know {copy.replica.id} any more"
+        verb = "does" if len(copy.nodes) == 1 else "do"
+        keyword, reason = "vanished", f"{names(copy.nodes)} {verb} not know {copy.replica.id} any more"
     if obstacle or stand.goal is None:
         return _elsewhere(round_, stand, copy, keyword=keyword, reason=reason, obstacle=obstacle)
     how = "started again in the same place", "its place is still free"

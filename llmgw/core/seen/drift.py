@@ -60,7 +60,11 @@ def _serving(replica: ReplicaRecord, state: Condition) -> Iterator[Drift]:
         case Health.READY | Health.UNKNOWN:
             return
         case Health.MISSING:
-            keyword, text = "vanished", f"{node} does not know {replica.id} any more"
+            nodes = tuple(dict.fromkeys(rank.node for rank in replica.ranks))
+            verb = "does" if len(nodes) == 1 else "do"
+            keyword, text = "vanished", f"{names(nodes)} {verb} not know {replica.id} any more"
+        case Health.FAILED if len(replica.ranks) > 1:
+            keyword, text = "rank-lost", f"{replica.id} has failed as a whole: {state.text}"
         case Health.FAILED:
             keyword, text = "failed", f"{replica.id} has given up: {_error(state)}"
         case Health.STOPPED:

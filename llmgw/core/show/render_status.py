@@ -66,6 +66,8 @@ def _replicas(rows: Sequence[ReplicaRow], paint: Callable[[str, str], str]) -> l
 def _notes(row: ReplicaRow) -> Iterable[str]:
     if row.reason:
         yield row.reason
+    for rank in row.ranks:
+        yield f"rank {rank.rank} on {rank.node}: {rank.state}" + (f", {rank.reason}" if rank.reason else "")
     if row.last_error and row.last_error not in row.reason:
         yield f"last error: {row.last_error}"
     if row.last_line and row.state not in ("ready", "stopped"):

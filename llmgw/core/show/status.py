@@ -25,6 +25,16 @@ class ModelRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankRow:
+    """One rank of a gang, the leader's first."""
+
+    rank: int
+    node: str
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaRow:
     """``gpus`` as ``gpu01:0``, by the node's own numbering of this moment. ``computes_on`` is what its processes really
     use: the same form, or ``cpu``; empty when nobody has told."""
@@ -44,6 +54,7 @@ class ReplicaRow:
     last_error: str = ""
     last_line: str = ""
     recorded: bool = True
+    ranks: tuple[RankRow, ...] = ()  # of a gang
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +153,7 @@ def _recorded(replica: ReplicaRecord, seen: Survey) -> ReplicaRow:
         ordinal=replica.ordinal,
         phase=replica.phase.value,
         state=_state(state),
-        reason=_reason(state),
+        reason=_reason(replica, state),
         nodes=tuple(dict.fromkeys(each.node for each in replica.ranks)),
         gpus=tuple(
             label
@@ -155,20 +166,37 @@ def _recorded(replica: ReplicaRecord, seen: Survey) -> ReplicaRow:
         attempts=leader.attempts if leader is not None else 0,
         last_error=worst.last_error if worst is not None else "",
         last_line=leader.last_line if leader is not None else "",
+        ranks=tuple(_ranks(replica, state)),
     )
+
+
+def _ranks(replica: ReplicaRecord, state: Condition) -> Iterator[RankRow]:
+    if len(replica.ranks) == 1:
+        return
+    reports = {seen.report.rank: seen.report for seen in state.shards}
+    for rank in replica.ranks:
+        report = reports.get(rank.rank)
+        if report is not None:
+            yield RankRow(rank=rank.rank, node=rank.node, state=report.state, reason=report.reason)
+        else:
+            gone = Health.UNKNOWN if rank.node in state.unknown_nodes else Health.MISSING
+            yield RankRow(rank=rank.rank, node=rank.node, state=gone.value)
 
 
 def _state(state: Condition) -> str:
     """The leader's own word while it is on its way; else what the replica is as a whole."""
     if state.health is Health.COMING and state.leader is not None:
         waiting = [seen.report.state for seen in state.shards if seen.report.state != Health.READY.value]
-        return waiting[0] if waiting else state.leader.state
+        return waiting[0] if waiting else Health.COMING.value
     return state.health.value
 
 
-def _reason(state: Condition) -> str:
-    if state.health in (Health.UNKNOWN, Health.MISSING):
+def _reason(replica: ReplicaRecord, state: Condition) -> str:
+    gang = len(replica.ranks) > 1
+    if state.health in (Health.UNKNOWN, Health.MISSING) or (gang and state.health is Health.FAILED):
         return state.text
+    if gang:
+        return ""  # each rank says it
     telling = state.failure or state.leader
     return telling.reason if telling is not None else ""
 
