@@ -122,7 +122,7 @@ class AgentProcess:
                     os.kill(holder.pid, number)
             await asyncio.sleep(POLL)
         if last is not None and last.pid > 0:
-            await _bury(last.pid, until=begun + 2 * STOP_WITHIN)
+            await _bury(last, until=begun + 2 * STOP_WITHIN)
 
     def log_tail(self) -> str:
         """The last lines of its log, for an error that must explain itself."""
@@ -143,7 +143,7 @@ def _is(holder: Holder) -> bool:
     except OSError:
         return False
     fields = data[data.rfind(b")") + 2 :].split()
-    return len(fields) > 19 and int(fields[19]) == holder.start
+    return len(fields) > 19 and fields[0] != b"Z" and int(fields[19]) == holder.start
 
 
 def reap(pid: int) -> int | None:
@@ -155,12 +155,11 @@ def reap(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if done else None
 
 
-async def _bury(pid: int, *, until: float) -> None:
-    """The lock goes a moment before the process does; one that we started is ours to wait for, others are not."""
+async def _bury(holder: Holder, *, until: float) -> None:
+    """The lock goes a moment before the process does; one that we started is also ours to wait for."""
     while asyncio.get_running_loop().time() < until:
-        try:
-            if os.waitpid(pid, os.WNOHANG)[0]:  # noqa: ASYNC222 - WNOHANG never waits
-                return
-        except ChildProcessError:
+        with suppress(ChildProcessError):
+            os.waitpid(holder.pid, os.WNOHANG)  # noqa: ASYNC222 - WNOHANG never waits
+        if not _is(holder):
             return
         await asyncio.sleep(POLL / 10)

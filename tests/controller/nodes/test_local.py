@@ -2,16 +2,20 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+import llmgw
 from llmgw.controller.nodes.agentprocess import AgentProcess
+from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts, Gpu
 from llmgw.model.manifest import FromEnv, Local, NodeSpec, PortRange
-from llmgw.model.problems import NoAgentError, StalledError
+from llmgw.model.problems import NoAgentError, RetryError, StalledError
 from llmgw.wire import codec
 from llmgw.wire.setup import AgentSettings
 from tests.agent.agents import FLEET
@@ -151,6 +155,39 @@ def test_stopping_an_agent_twice_or_one_that_never_ran_is_no_error(tmp_path: Pat
         await machine.transport.stop_agent(node)
         await machine.transport.stop_agent(node)
         assert not psutil.pid_exists(pid)
+
+    on_machine(tmp_path, main)
+
+
+async def _answers(machine: Machine, node: DesiredNode) -> bool:
+    try:
+        async with machine.link(node):
+            return True
+    except (NoAgentError, RetryError):
+        return False
+
+
+def test_an_agent_that_another_command_started_has_ended_when_it_is_called_stopped(tmp_path: Path) -> None:
+    """Its lock was gone and its process was not: a directory removed right then was written into once more."""
+
+    async def main(machine: Machine) -> None:
+        node = machine.node()
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        await machine.transport.stop_agent(node)
+        daemon = [sys.executable, "-m", "llmgw.agent", "daemon", "--work", str(machine.work(node))]
+        # A shell in between that ends at once: the agent is nobody's child here, as in real life.
+        await asyncio.to_thread(
+            subprocess.run,
+            ["sh", "-c", 'setsid "$@" >/dev/null 2>&1 &', "sh", *daemon],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(llmgw.__file__).parents[1])},
+            check=True,
+        )
+        async with asyncio.timeout(30):
+            while not await _answers(machine, node):
+                await asyncio.sleep(0.05)
+        pid = machine.holder(node).pid
+        await machine.transport.stop_agent(node)
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
     on_machine(tmp_path, main)
 
