@@ -109,6 +109,10 @@ class JobReport:
     error: str = ""
 
 
+TOLD = "told"
+"""The field of a shard-exit entry that says what the process had been told."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEntry:
     """Something that happened on the node. Numbers only grow; a gap means entries were dropped."""
@@ -119,6 +123,11 @@ class JournalEntry:
     subject: str
     text: str
     fields: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def told(self) -> bool:
+        """A process ended because it had been told to."""
+        return TOLD in self.fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -309,3 +309,7 @@ def test_a_late_event_of_another_state_changes_nothing() -> None:
 )
 def test_an_exit_is_one_line_for_people(exit_: Exit, text: str) -> None:
     assert describe_exit(exit_).endswith(text.removeprefix("… "))
+
+
+def test_an_engine_that_was_told_to_stop_did_not_exit_by_itself() -> None:
+    assert describe_exit(Exit(at=NOW, code=0), told=True) == "engine exited when told to stop, with code 0"

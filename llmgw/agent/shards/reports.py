@@ -8,7 +8,7 @@ from llmgw.core.lifecycle import describe_exit
 from llmgw.model.facts import Gpu
 from llmgw.model.ids import ShardId
 from llmgw.model.launch import LaunchSpec
-from llmgw.model.report import ComputesOn, Exit, ShardReport, ShardState
+from llmgw.model.report import TOLD, ComputesOn, Exit, ShardReport, ShardState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +70,16 @@ def moved(spec: LaunchSpec, before: ShardState, life: Life) -> JournalEvent:
     return JournalEvent(kind="shard-state", subject=spec.shard, text=text, fields=fields)
 
 
-def ended(shard: ShardId, exit_: Exit) -> JournalEvent:
-    fields = {"process": exit_.process, "code": exit_.code, "signal": exit_.signal}
-    told = {name: str(value) for name, value in fields.items() if value is not None}
-    return JournalEvent(kind="shard-exit", subject=shard, text=describe_exit(exit_), fields=told)
+def ended(shard: ShardId, exit_: Exit, *, told: bool) -> JournalEvent:
+    """``told``: it had been told to stop, so that its end is no news."""
+    fields = {
+        "process": exit_.process,
+        "code": exit_.code,
+        "signal": exit_.signal,
+        TOLD: "stop" if told else None,
+    }
+    kept = {name: str(value) for name, value in fields.items() if value is not None}
+    return JournalEvent(kind="shard-exit", subject=shard, text=describe_exit(exit_, told=told), fields=kept)
 
 
 def problem(shard: str, text: str) -> JournalEvent:

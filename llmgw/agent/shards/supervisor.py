@@ -282,7 +282,9 @@ class Shard:
         return replace(event, why=self.masked(event.why)) if isinstance(event, ProbeFailed) else event
 
     def _ended(self, exit_: Exit) -> None:
-        self._around.events(reports.ended(self.spec.shard, exit_))
+        self._around.events(
+            reports.ended(self.spec.shard, exit_, told=self.life.state is ShardState.STOPPING)
+        )
         process = next((one for one in self.spec.processes if one.name == exit_.process), None)
         if process is None or not process.optional:
             self._inbox.put_nowait(_Letter(event=Exited(exit=exit_)))

@@ -181,7 +181,7 @@ def happened(observed: Observed) -> tuple[str, ...]:
         for name, node in observed.nodes.items()
         if node.report is not None
         for entry in node.report.journal
-        if entry.kind in NEWS
+        if entry.kind in NEWS and not entry.told
     ]
     entries.sort(key=lambda item: (item[1].at, item[0], item[1].number))
     return tuple(

@@ -43,6 +43,8 @@ def test_stop_ends_the_engine_first_and_its_sidecars_after_it() -> None:
             event for event in rig.events if isinstance(event, JournalEvent) and event.kind == "shard-exit"
         ]
         ended.extend(event.fields["process"] for event in processes)
+        assert all(event.fields["told"] == "stop" for event in processes)
+        assert not any("by itself" in event.text for event in processes)
 
     on_node(story)
     assert ended == ["engine", "ray"]

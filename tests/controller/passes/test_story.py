@@ -147,6 +147,9 @@ def test_only_what_nobody_commanded_is_news_oldest_first() -> None:
         ),
         JournalEntry(number=1, at=NOW, kind="agent-started", subject="gpu01", text="agent started"),
         JournalEntry(number=3, at=NOW, kind="fence", subject="gpu01", text="serial 7"),
+        JournalEntry(
+            number=4, at=NOW, kind="shard-exit", subject="old-r0", text="ended", fields={"told": "stop"}
+        ),
     )
     observed = Observed(
         nodes={
