@@ -75,7 +75,7 @@ def tell_logs() -> None:
 
 def complain(text: str) -> None:
     """An error, in one message."""
-    head = click.style("Error:", fg="red", bold=True) if is_terminal(sys.stderr) else "Error:"
+    head = click.style("Error:", fg="red", bold=True) if coloured(sys.stderr) else "Error:"
     click.echo(f"{head} {redactor()(text)}", err=True)
 
 
@@ -98,14 +98,14 @@ def is_terminal(stream: TextIO) -> bool:
         return False
 
 
-def coloured() -> bool:
+def coloured(stream: TextIO) -> bool:
     from llmgw.cli.environment import environment  # noqa: PLC0415 - see redactor
 
     asked = environment()
-    return is_terminal(sys.stdout) and not asked.get("NO_COLOR") and asked.get("TERM") != "dumb"
+    return is_terminal(stream) and not asked.get("NO_COLOR") and asked.get("TERM") != "dumb"
 
 
 def paint(text: str, sign: str) -> str:
     """A line in the colour of its sign, on a terminal that wants colour."""
     colour = _COLOURS.get(sign[:1])
-    return click.style(text, fg=colour) if colour and coloured() else text
+    return click.style(text, fg=colour) if colour and coloured(sys.stdout) else text

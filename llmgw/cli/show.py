@@ -84,8 +84,8 @@ def showing(stream: TextIO) -> Iterator[PlainProgress | LiveProgress]:
 
     def rows() -> Text:
         now = board.now()
-        return Text("\n").join(
-            Text(output.redactor()(row.text(now)), style=_style(row.stage), no_wrap=True, overflow="ellipsis")
+        return Text("\n", no_wrap=True, overflow="ellipsis").join(
+            Text(" ".join(output.redactor()(row.text(now)).split()), style=_style(row.stage))
             for row in board.rows.values()
         )
 

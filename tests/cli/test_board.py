@@ -1,10 +1,13 @@
 """What a person reads while an apply is at work."""
 
 import io
+import re
 from dataclasses import replace
 
-from llmgw.cli.board import Board
-from llmgw.cli.show import PlainProgress
+import pytest
+
+from llmgw.cli.board import LINE, Board
+from llmgw.cli.show import PlainProgress, showing
 from llmgw.model.ids import JobId
 from llmgw.model.plan import Step, StepKind, StepOutcome, StepResult
 from llmgw.model.report import JobReport
@@ -64,7 +67,7 @@ def test_a_download_shows_bytes_rate_and_time_left() -> None:
     time.now += 10
     made.seen("gpu01", fetching(100 * 1024**2))
     assert line(made, time) == (
-        "chat/0.1 on gpu01: fetching smollm2 (10s) 100 MiB of 400 MiB, at 10 MiB/s, 30s left"
+        "chat/0.1 on gpu01: fetching smollm2 (10s): 100 MiB of 400 MiB, at 10 MiB/s, 30s left"
     )
 
 
@@ -91,7 +94,7 @@ def test_loading_shows_the_last_line_and_how_long_it_took_last_time() -> None:
     made.seen("gpu01", WatchEvent(shard=loading))
     time.now += 20
     assert line(made, time) == (
-        "chat/0.1 on gpu01: loading (20s) (took 1m 35s last time) loading shard 3 of 7"
+        "chat/0.1 on gpu01: loading (20s): (took 1m 35s last time) loading shard 3 of 7"
     )
 
 
@@ -101,7 +104,7 @@ def test_ready_and_failed_are_last_words() -> None:
     made.seen("gpu01", WatchEvent(shard=replace(shard("ready"), loading_seconds=12.0)))
     assert line(made, time) == "chat/0.1 on gpu01: ready after 12s"
     made.seen("gpu01", WatchEvent(shard=replace(shard("failed"), last_error="exited with 1")))
-    assert line(made, time) == "chat/0.1 on gpu01: failed exited with 1"
+    assert line(made, time) == "chat/0.1 on gpu01: failed: exited with 1"
 
 
 def test_the_agents_start_shows_at_every_replica_of_its_node() -> None:
@@ -133,6 +136,35 @@ def test_a_log_gets_one_line_a_stage_and_never_two_for_one() -> None:
     shown.said("two\nlines")
     assert stream.getvalue().splitlines() == [
         "chat/0.1 on gpu01: asked to start",
-        "chat/0.1 on gpu01: loading a b",
+        "chat/0.1 on gpu01: loading: a b",
         "two lines",
     ]
+
+
+def test_a_line_that_was_cut_shows_it() -> None:
+    time = Time()
+    made = board(time)
+    made.seen("gpu01", WatchEvent(shard=replace(shard("loading"), last_line="loading " + "x" * 200)))
+    told = line(made, time)
+    assert told.endswith("x…")
+    assert len(told) == len("chat/0.1 on gpu01: loading: ") + LINE
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_row_is_one_line_of_the_terminal_however_narrow_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that ran over were drawn over each other, several times a second."""
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    with showing(stream) as progress:
+        progress.planned(plan_of(starting()))
+        progress.seen("gpu01", WatchEvent(shard=replace(shard("loading"), last_line="word " * 40)))
+    shown = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", stream.getvalue())
+    rows = [row for row in re.split(r"[\r\n]+", shown) if row]
+    assert rows
+    assert max(map(len, rows)) <= 40
+    assert all(row.startswith("chat/0.1 on gpu01: ") for row in rows)

@@ -1,5 +1,6 @@
 """How every command begins and ends: at once, with one message, with a known exit code."""
 
+import io
 import json
 import subprocess
 import sys
@@ -122,6 +123,23 @@ def test_problems_are_told_one_a_line_and_counted(capsys: pytest.CaptureFixture[
         "another",
         "Error: 2 problems: nothing was done",
     ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("no_color", "head"), [("", "\x1b["), ("1", "Error: ")])
+def test_an_error_is_in_colour_only_where_somebody_wants_it(
+    no_color: str, head: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    output.complain("it broke")
+    assert isinstance(sys.stderr, Terminal)
+    assert sys.stderr.getvalue().startswith(head)
 
 
 def test_no_secret_shows_in_an_error(capsys: pytest.CaptureFixture[str]) -> None:
