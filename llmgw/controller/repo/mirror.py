@@ -209,11 +209,14 @@ class Mirror:
     async def _configured_branch(self) -> str:
         if self._branch:
             return self._branch
-        head = (await self.objects.ask(self.remote)).head
+        there = await self.objects.ask(self.remote)
+        head = there.head
         if head is None or not head.startswith("refs/heads/"):
             raise StalledError(
-                f"reading {self.remote}: it has no commit yet, or its HEAD names no branch: commit the manifests "
-                "first, or name a branch with --branch"
+                f"reading {self.remote}: its HEAD names no branch (a single commit is checked out): name the branch "
+                "to follow with --branch"
+                if there.refs
+                else f"reading {self.remote}: it has no commit yet: commit the manifests first"
             )
         self._branch = head
         return head
