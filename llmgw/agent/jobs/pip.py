@@ -10,12 +10,22 @@ from llmgw.agent.jobs.commands import Ended
 from llmgw.model.problems import StalledError
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
+_VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
+VERSIONS_SHOWN = 3
 NO_PIP = "No module named pip"
 
 
 def without_credentials(text: str) -> str:
     """``https://ann:secret@host/`` -> ``https://***@host/``."""
     return _CREDENTIALS.sub("***@", text)
+
+
+def _newest(listed: re.Match[str]) -> str:
+    """Pip lists every version there ever was, and the newest last."""
+    versions = listed[1].split(", ")
+    if len(versions) <= VERSIONS_SHOWN:
+        return listed[0]
+    return f"(newest versions: {', '.join(versions[-VERSIONS_SHOWN:])})"
 
 
 def pip_environment(
@@ -51,7 +61,10 @@ def pip_failure(doing: str, ended: Ended) -> StalledError:
     """What failed, with pip's own error lines first."""
     lines = [without_credentials(line) for line in ended.last_lines]
     errors = [line for line in lines if line.startswith("ERROR")] or lines[-5:]
-    why = "; ".join(errors) or f"pip said nothing and ended with {ended.code}"
+    why = (
+        "; ".join(_VERSIONS.sub(_newest, line) for line in errors)
+        or f"pip said nothing and ended with {ended.code}"
+    )
     if any(NO_PIP in line for line in lines):
         why = "this Python has no pip: install it (Debian, Ubuntu: apt install python3-pip python3-venv)"
     elif any("No space left on device" in line for line in lines):
