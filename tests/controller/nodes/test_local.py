@@ -183,7 +183,7 @@ def test_an_agent_that_another_command_started_has_ended_when_it_is_called_stopp
             check=True,
         )
         async with asyncio.timeout(30):
-            while not await _answers(machine, node):
+            while not await _answers(machine, node):  # noqa: ASYNC110 - another process: there is no event
                 await asyncio.sleep(0.05)
         pid = machine.holder(node).pid
         await machine.transport.stop_agent(node)
