@@ -45,6 +45,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 _DONE = StepResult(outcome=StepOutcome.DONE)
 
 
+class _LeaseOverError(LlmgwError):
+    """Somebody else may be commanding by now."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errand:
     """What carrying a plan out needs beside the plan."""
@@ -54,6 +58,8 @@ class Errand:
     links: Links
     secrets: Callable[[Step], Mapping[str, str]]
     """What a start sends beside its spec; raises an LlmgwError that says which secret is missing."""
+    holds_lease: Callable[[], bool] = lambda: True
+    """Asked right before each command: agents that have not heard of a newer pass would still obey."""
 
 
 async def execute(plan: Plan, errand: Errand, *, halt: Halt, progress: Progress) -> Mapping[str, StepResult]:
@@ -164,8 +170,8 @@ class _Execution:
                 if refused.after is None:
                     return _failed(_on(node, refused))
                 error, wait = _on(node, refused), refused.after.total_seconds()
-            except (NoAgentError, StalledError, UnfinishedStepError) as failed:
-                return _ended(unanswered, _on(node, failed))
+            except (NoAgentError, StalledError, UnfinishedStepError, _LeaseOverError) as failed:
+                return _ended(unanswered, _on(node, failed), later=isinstance(failed, _LeaseOverError))
             except RetryError as lost:
                 await self._errand.links.drop(node.name)
                 error, wait = _on(node, lost), pause
@@ -180,6 +186,7 @@ class _Execution:
     async def _send(self, step: Step, node: DesiredNode) -> StepResult:
         errand = self._errand
         if step.kind is StepKind.BOOTSTRAP:
+            self._must_hold_lease()
             try:
                 async with asyncio.timeout(max(step.timeout, BOOTSTRAP_TIMEOUT)):
                     await errand.links.bootstrap(node, fleet=errand.fence.fleet)
@@ -191,10 +198,19 @@ class _Execution:
         secrets = errand.secrets(step) if step.kind is StepKind.START else {}
         method, params = message_of(step, errand.fence, secrets=secrets)
         link = await errand.links.to(node)
+        self._must_hold_lease()
         answer = await link.request(method, params, Accepted, timeout=step.timeout)
         if answer.job is not None and answer.job.state == JobState.FAILED.value:
             return _failed(f"node {node.name}: {answer.job.description}: {answer.job.error}")
         return StepResult(outcome=StepOutcome.DONE)
+
+    def _must_hold_lease(self) -> None:
+        if not self._errand.holds_lease():
+            why = (
+                "the lease is over: this machine slept, or could not renew it in time; the next apply goes on"
+            )
+            self._halt.now(Outcome.INTERRUPTED, why)
+            raise _LeaseOverError(why)
 
     def _stop_if_fenced(self, refused: AgentError, node: DesiredNode) -> None:
         """A newer controller has commanded: every further command of this pass would be refused as well."""
@@ -224,8 +240,11 @@ def _failed(error: str) -> StepResult:
     return StepResult(outcome=StepOutcome.FAILED, error=error)
 
 
-def _ended(unanswered: str, error: str) -> StepResult:
-    """A command that was sent once and never answered may have been carried out, whatever came later."""
+def _ended(unanswered: str, error: str, *, later: bool = False) -> StepResult:
+    """A command that was sent once and never answered may have been carried out, whatever came later. ``later``: it
+    was not sent, and another pass will."""
     if unanswered:
         return StepResult(outcome=StepOutcome.UNKNOWN, error=error)
+    if later:
+        return StepResult(outcome=StepOutcome.DEFERRED, error=error)
     return _failed(error)

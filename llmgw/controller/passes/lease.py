@@ -81,6 +81,11 @@ class Tenure:
         self.record, self.version = record, version
         return version
 
+    def holds(self, now: datetime) -> bool:
+        """Whether the lease that was last written is still ours."""
+        last = open_pass(self.record)
+        return last is not None and now < last.lease_until
+
     async def finish(self, record: Record, *, message: str) -> Commit:
         async with self._turn:
             return await self.write(record, after=self.version, message=message, open_intent=False)

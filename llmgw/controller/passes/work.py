@@ -105,6 +105,7 @@ class Work:
             nodes=prepared.desired.nodes,
             links=links,
             secrets=secrets_for(fleet, intent, prepared.desired, secret),
+            holds_lease=lambda: tenure.holds(fleet.clock.now()),
         )
         async with _duties(self, tenure, halt):
             results = await execute(self.plan, errand, halt=halt, progress=progress)

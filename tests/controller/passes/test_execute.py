@@ -1,7 +1,7 @@
 """Carrying a plan out: order, bounds, failures that stay where they happen, answers that never come."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 import pytest
@@ -59,6 +59,7 @@ async def running(
     *,
     halt: Halt | None = None,
     secrets: Mapping[str, str] | None = None,
+    holds_lease: Callable[[], bool] = lambda: True,
 ) -> Mapping[str, StepResult]:
     links = Links(transports(transport))
     errand = Errand(
@@ -66,6 +67,7 @@ async def running(
         nodes={name: node(name) for name in transport.scripts},
         links=links,
         secrets=lambda _: secrets or {"key": "k"},
+        holds_lease=holds_lease,
     )
     try:
         return await execute(plan, errand, halt=halt or Halt(), progress=Silent())
@@ -188,6 +190,33 @@ def test_an_agent_that_obeys_somebody_newer_ends_the_pass() -> None:
     results = asyncio.run(main())
     assert halt.outcome is Outcome.SUPERSEDED
     assert outcomes(results) == {"i": FAILED, "i2": DONE, "s2": DEFERRED}
+
+
+def test_nothing_is_sent_once_the_lease_is_over() -> None:
+    gpu01 = Script("gpu01")
+    halt = Halt()
+    plan = plan_of(install("i"), start("s", after=("i",)))
+
+    async def main() -> Mapping[str, StepResult]:
+        return await running(plan, ScriptedTransport(gpu01), halt=halt, holds_lease=lambda: not gpu01.asked)
+
+    results = asyncio.run(main())
+    assert outcomes(results) == {"i": DONE, "s": DEFERRED}
+    assert [method for method, _ in gpu01.asked] == ["install"]
+    assert halt.outcome is Outcome.INTERRUPTED
+    assert "the lease is over" in halt.reason
+
+
+def test_a_command_whose_answer_was_lost_stays_unknown_when_the_lease_ends() -> None:
+    lost = UnknownOutcomeError("the line broke", after=timedelta(0))
+    gpu01 = Script("gpu01", start=[lost])
+
+    async def main() -> Mapping[str, StepResult]:
+        return await running(
+            plan_of(start("s")), ScriptedTransport(gpu01), holds_lease=lambda: not gpu01.asked
+        )
+
+    assert outcomes(asyncio.run(main())) == {"s": UNKNOWN}
 
 
 def test_after_an_interrupt_commands_in_flight_finish_and_the_rest_is_left() -> None:

@@ -55,6 +55,19 @@ def test_an_expired_lease_and_our_own_are_crashed_passes() -> None:
     assert crashed_pass(OPEN, holder="ann@desk", now=START) == PASS
 
 
+def test_a_tenure_holds_its_lease_until_it_is_over_or_the_outcome_is_told() -> None:
+    async def main() -> None:
+        tenure = Tenure(MemoryRecordStore(), plan=None)
+        assert not tenure.holds(START)
+        await tenure.write(OPEN, after=None, message="open", open_intent=True)
+        assert tenure.holds(START + LEASE - timedelta(seconds=1))
+        assert not tenure.holds(START + LEASE)
+        await tenure.finish(replace(OPEN, last_pass=replace(PASS, outcome=Outcome.DONE)), message="done")
+        assert not tenure.holds(START)
+
+    run(main())
+
+
 def test_two_machines_of_one_name_are_not_taken_for_one() -> None:
     here = replace(OPEN, last_pass=replace(PASS, instance="one"))
     with pytest.raises(HeldError):
