@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from llmgw.clock import Clock
 from llmgw.controller.fleet import Fleet
@@ -24,11 +24,16 @@ from llmgw.model.ids import FleetId
 from llmgw.model.problems import HeldError, InvalidError, LlmgwError
 from tests.sim.commits import Commits
 from tests.sim.crash import Guard, Incarnation, SimulatedCrash, guard
+from tests.sim.node import MUTATING
 from tests.sim.store import SimStore
 
 SLEEPS = 200.0
 """Seconds that a machine sleeps with an apply at work: longer than its lease."""
 FLEET = FleetId("fleet-of-the-simulation")
+
+
+Sending = Callable[[str, Any], None]
+"""Told of each command, with its method, before it is sent."""
 
 
 class FixedSecret:
@@ -66,17 +71,33 @@ class Machine:
                 self.inside = None
 
 
+class GuardedLink(Guard):
+    """A link of one life, which tells of commands that are about to be sent."""
+
+    def __init__(self, link: Link, life: Incarnation, delay: Callable[[], float], sending: Sending) -> None:
+        super().__init__(link, life, "link", delay)
+        self._sending = sending
+
+    async def request(self, method: str, params: Any, result: type[Any], *, timeout: float) -> Any:
+        if method in MUTATING:
+            self._sending(method, params)
+        return await self.__getattr__("request")(method, params, result, timeout=timeout)
+
+
 class GuardedTransport:
     """A transport of one life: its links are guarded as well."""
 
-    def __init__(self, transport: Transport, life: Incarnation, delay: Callable[[], float]) -> None:
+    def __init__(
+        self, transport: Transport, life: Incarnation, delay: Callable[[], float], sending: Sending
+    ) -> None:
+        self._sending = sending
         self._transport = guard(transport, life, "transport", delay)
         self._life = life
         self._delay = delay
 
     async def connect(self, node: DesiredNode, *, fleet: str | None) -> Link:
         link = await self._transport.connect(node, fleet=fleet)
-        return cast("Link", Guard(link, self._life, f"link {node.name}", self._delay))
+        return cast("Link", GuardedLink(link, self._life, self._delay, self._sending))
 
     async def probe(self, node: DesiredNode) -> Facts:
         return await self._transport.probe(node)
@@ -100,6 +121,7 @@ class Controllers:
     life: Callable[[str], Incarnation]
     told: Callable[[str], None]
     violate: Callable[[str], None]
+    sending: Sending
     allow_prune: bool = True
     machines: Mapping[str, Machine] = field(
         default_factory=lambda: {name: Machine(holder=name) for name in ("ann@desk", "bob@laptop")}
@@ -136,7 +158,7 @@ class Controllers:
         return task
 
     async def _pass(self, machine: Machine, life: Incarnation, wish: Wish) -> PassResult | None:
-        links = Links({"local": GuardedTransport(self.transport, life, self.delay)})
+        links = Links({"local": GuardedTransport(self.transport, life, self.delay, self.sending)})
         fleet = self.fleet(machine, life)
         try:
             result = await one_pass(
@@ -162,7 +184,7 @@ class Controllers:
     async def look(self) -> Prepared:
         """What ``llmgw plan`` would see now."""
         life = self.life("plan")
-        links = Links({"local": GuardedTransport(self.transport, life, lambda: 0.0)})
+        links = Links({"local": GuardedTransport(self.transport, life, lambda: 0.0, self.sending)})
         try:
             return await prepare(
                 self.fleet(self.machines["ann@desk"], life), Wish(allow_prune=self.allow_prune), links

@@ -60,6 +60,7 @@ class Invariants:
         self._took_a_server: dict[str, bool] = {}  # command id -> whether its shard served when it came
         self._fences: dict[str, tuple[int, str]] = {}
         self._commanding = 0
+        self._late: set[str] = set()  # commands that were sent when their controller's lease was over
         self._intents: set[int] = set()
         self._alive_at_death: dict[str, dict[str, int]] = {}
 
@@ -149,6 +150,17 @@ class Invariants:
 
     # ---- commands ------------------------------------------------------------------------------------
 
+    def sending(self, method: str, params: Any) -> None:
+        """A controller begins to send a command: it must hold its lease then. What is under way may come late."""
+        record = self._world.store.record
+        if record is None or record.last_pass is None:
+            return
+        command = params.command
+        taken_over = record.serial != command.fence.serial or record.last_pass.outcome is not None
+        if taken_over or self._over(record.last_pass):
+            self._late.add(command.id)
+            self.violate(f"{command.id} is sent by a controller whose lease is over")
+
     def arrived(self, node: str, method: str, params: Mapping[str, Any]) -> None:
         """A command has come to an agent, which may still refuse it."""
         serial = params["command"]["fence"]["serial"]
@@ -177,7 +189,7 @@ class Invariants:
         """An agent has taken a command."""
         fence = params["command"]["fence"]
         serial = fence["serial"]
-        if serial < self._commanding:
+        if serial < self._commanding and params["command"]["id"] in self._late:
             self.violate(
                 f"{node} took {params['command']['id']} after serial {self._commanding} had commanded: two at once"
             )
@@ -317,9 +329,19 @@ class Invariants:
                 self.violate(f"recorded: {replica.id} runs {replica.spec_digest[:8]}")
         for model in record.models.values():
             known = before.models.get(model.name) if before is not None else None
+            if known is not None and known.removed and not model.removed:
+                self._begins_anew(model.name)
+                continue
             for ordinal, n in known.placements.items() if known is not None else ():
                 if model.placements.get(ordinal, 0) < n:
                     self.violate(f"recorded: placements of {model.name}/{ordinal} fell from {n}")
+
+    def _begins_anew(self, model: str) -> None:
+        """A model that was gone altogether and is there again: its numbers begin anew, nothing of it lives."""
+        living = {shard for node in self._world.nodes.values() for shard in self.engines(node)}
+        for shard in [shard for shard, spec in self.specs.items() if spec.model == model]:
+            if shard not in living:
+                del self.specs[shard]
 
     def _endpoints_are_real(self, record: Record) -> None:
         for endpoint in record.endpoints:

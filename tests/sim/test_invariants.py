@@ -14,6 +14,7 @@ from llmgw.model.claims import GpuClaim
 from llmgw.model.ids import ReplicaId
 from llmgw.model.record import ModelRecord, Outcome, PassRecord, Record, ReplicaPhase, ReplicaRecord
 from llmgw.wire import codec
+from llmgw.wire.messages import ForgetParams
 from tests.sim.commits import FleetWish, ModelWish, NodeWish
 from tests.sim.history import look_closely, settled
 from tests.sim.loop import VirtualLoop, run
@@ -236,14 +237,18 @@ def test_a_start_that_no_plan_holds() -> None:
     assert "a placement number came twice" in told
 
 
-def test_two_controllers_at_once() -> None:
+def test_a_controller_that_commands_when_its_lease_is_over() -> None:
     async def plant(world: World) -> None:
         first = record_of(world).serial
         serial = await intent(world)
-        await sent(world, "forget", command(serial, "ant-00000000-0.1-r0"))
-        await sent(world, "forget", command(first, "ant-00000000-0.1-r0"))
+        for number in (serial, first):
+            params = command(number, "ant-00000000-0.1-r0")
+            world.invariants.sending("forget", codec.from_json(ForgetParams, params, strict=True))
+            await sent(world, "forget", params)
 
-    assert "two at once" in planted(plant)
+    told = planted(plant)
+    assert "is sent by a controller whose lease is over" in told
+    assert "two at once" in told
 
 
 def test_a_stop_of_what_the_record_never_held() -> None:

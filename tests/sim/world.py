@@ -39,6 +39,7 @@ class World:
         self.commits.add(wish)
         self.store = SimStore(rng, self.clock, wrote=self._wrote)
         self.nodes = {node.name: self._node(node.name, node.gpus) for node in wish.nodes}
+        self.invariants = Invariants(self)
         self.controllers = Controllers(
             commits=self.commits,
             store=self.store,
@@ -48,10 +49,10 @@ class World:
             life=self.life,
             told=self.told,
             violate=self.violate,
+            sending=self.invariants.sending,
             allow_prune=allow_prune,
         )
         self._background: set[asyncio.Task[Any]] = set()
-        self.invariants = Invariants(self)
         self._listening = _Errors(self)
         logging.getLogger("llmgw").addHandler(self._listening)
 
