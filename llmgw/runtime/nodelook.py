@@ -15,6 +15,7 @@ import os
 import platform
 import pwd
 import shutil
+import subprocess
 import sys
 import sysconfig
 
@@ -188,6 +189,42 @@ def comm(pid: str) -> str:
     return (read("/proc/%s/comm" % pid) or b"").decode("utf-8", "replace").strip()
 
 
+def ask(argv: list[str]) -> str:
+    try:
+        ended = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=20,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return ended.stdout.decode("utf-8", "replace")
+
+
+def main_pid(service: str) -> int:
+    """Of systemd's service; 0: it does not run."""
+    shown = ask(["systemctl", "show", "--property=MainPID", service + ".service"]).strip().partition("=")[2]
+    return int(shown) if shown.isdigit() else 0
+
+
+def boot_entries(work: str, service: str) -> list[str]:
+    """The ways, other than systemd's, by which the agent is started at boot already."""
+    mark = ("# llmgw-agent %s\n" % work).encode()
+    found = [
+        way
+        for way in ("init.d", "local.d")
+        if os.path.exists("/etc/%s/%s%s" % (way, service, ".start" if way == "local.d" else ""))
+    ]
+    if mark in (read("/etc/rc.local") or b""):
+        found.append("rc.local")
+    if shutil.which("crontab") and mark in ask(["crontab", "-l"]).encode():
+        found.append("crontab")
+    return found
+
+
 def cron_runs() -> bool:
     return any(comm(name) in CRON for name in os.listdir("/proc") if name.isdigit())
 
@@ -226,6 +263,8 @@ def look(work: str, engine_user: str, service: str, folders: list[str]) -> dict[
         "systemd": comm("1") == "systemd" and os.path.isdir("/run/systemd/system"),
         "first": comm("1"),
         "unit": digest_of("/etc/systemd/system/%s.service" % service),
+        "mainPid": main_pid(service) if os.path.isdir("/run/systemd/system") else 0,
+        "bootEntries": boot_entries(work, service),
         "cronRuns": cron_runs(),
         "rcLocal": os.path.isfile("/etc/rc.local"),
         "localD": os.path.isdir("/etc/local.d"),

@@ -34,8 +34,14 @@ mkdir -p "$1/upper" "$1/work" "$1/view"
 mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/view"
 cd "$1/view"
 mount -t proc proc proc
-mount --rbind /dev dev
-mount --rbind /sys sys
+mount -t sysfs -o ro sysfs sys
+mount -t tmpfs -o mode=755 tmpfs dev
+for device in null zero full random urandom tty; do touch "dev/$device"; mount --bind "/dev/$device" "dev/$device"; done
+ln -s /proc/self/fd dev/fd
+mkdir dev/pts dev/shm
+mount -t devpts -o newinstance,ptmxmode=0666 devpts dev/pts
+ln -s pts/ptmx dev/ptmx
+mount -t tmpfs tmpfs dev/shm
 mount -t tmpfs tmpfs run
 mount -t tmpfs tmpfs tmp
 mkdir -p .old
@@ -43,6 +49,21 @@ pivot_root . .old
 cd /
 umount -l /.old
 hostname bare
+if [ -n "$2" ]; then
+  # A systemd of its own, with nothing to start but what it is given.
+  mount -t tmpfs -o mode=755 tmpfs /sys/fs/cgroup
+  mount -t cgroup2 cgroup2 /sys/fs/cgroup
+  rm -rf /etc/systemd/system/*
+  printf '[Unit]\nDescription=bare\nRequires=sysinit.target\nWants=multi-user.target\n' >/etc/systemd/system/bare.target
+  : >/etc/machine-id
+  : >/etc/fstab
+  for unit in getty.target getty@tty1.service ssh.service postgresql.service dbus.service e2scrub_reap.service; do
+    ln -s /dev/null "/etc/systemd/system/$unit"
+  done
+  touch /run/up
+  export container=bare PATH=/usr/sbin:/usr/bin:/sbin:/bin
+  exec /lib/systemd/systemd --system --unit=bare.target --log-target=null --show-status=no
+fi
 # Orphans are this process's to reap, as on a real machine.
 exec /usr/bin/python3 -I -S -c '
 import os, signal, time
@@ -73,6 +94,7 @@ class BareHost:
     """``pid`` is its process 1, seen from here. ``root`` is where its files can be seen from here."""
 
     pid: int
+    spaces: tuple[str, ...] = ()
 
     @property
     def shell(self) -> LocalShell:
@@ -80,7 +102,7 @@ class BareHost:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        return ("nsenter", "-t", str(self.pid), "-m", "-p", "-u", "--")
+        return ("nsenter", "-t", str(self.pid), "-m", "-p", "-u", *self.spaces, "--")
 
     @property
     def root(self) -> Path:
@@ -103,36 +125,42 @@ class BareHost:
 
 
 @contextmanager
-def bare_host(folder: Path) -> Iterator[BareHost]:
+def bare_host(folder: Path, *, group: Path | None = None) -> Iterator[BareHost]:
+    """``group``: a control group of version 2 for it, which is then run by systemd."""
     folder.mkdir(parents=True, exist_ok=True)
+    spaces = ["unshare", "-m", "-p", "-u", "-f", "--kill-child", "--propagation", "private"]
+    join: list[str] = []
+    if group is not None:
+        group.mkdir()
+        join = ["sh", "-c", 'echo $$ >"$0/cgroup.procs"; exec "$@"', str(group)]
+        spaces.append("-C")
     outer = subprocess.Popen(
-        [
-            "unshare",
-            "-m",
-            "-p",
-            "-u",
-            "-f",
-            "--kill-child",
-            "--propagation",
-            "private",
-            "sh",
-            "-c",
-            INIT,
-            "sh",
-            str(folder),
-        ],
+        [*join, *spaces, "sh", "-c", INIT, "sh", str(folder), "systemd" if group is not None else ""],
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,
-    )  # fmt: skip - one command
+    )
     try:
-        yield BareHost(pid=_first(outer))
+        yield BareHost(pid=_first(outer), spaces=("-C",) if group is not None else ())
     finally:
         with suppress(ProcessLookupError):
             os.killpg(outer.pid, signal.SIGKILL)
         outer.wait()
         if outer.stderr is not None:
             outer.stderr.close()
+        if group is not None:
+            _remove_group(group)
+
+
+def _remove_group(group: Path) -> None:
+    """From the bottom up, once the kernel has let go of its last process."""
+    deadline = time.monotonic() + 20
+    while group.exists():
+        for folder, _, _ in os.walk(group, topdown=False):
+            with suppress(OSError):
+                Path(folder).rmdir()
+        assert time.monotonic() < deadline, f"{group} can't be removed"
+        time.sleep(0.02)
 
 
 def _first(outer: "subprocess.Popen[bytes]") -> int:
@@ -140,7 +168,8 @@ def _first(outer: "subprocess.Popen[bytes]") -> int:
     while time.monotonic() < deadline:
         with suppress(OSError, ValueError, IndexError):
             pid = int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()[0])
-            if Path(f"/proc/{pid}/root/run/up").exists() and "python" in os.readlink(f"/proc/{pid}/exe"):  # noqa: PTH115 - /proc
+            program = Path(f"/proc/{pid}/exe").readlink().name
+            if Path(f"/proc/{pid}/root/run/up").exists() and program.startswith(("python", "systemd")):
                 return pid
         assert outer.poll() is None, (outer.stderr and outer.stderr.read()) or "it ended"
         time.sleep(0.02)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,13 +17,9 @@ from llmgw.controller.nodes.bootstrap.install import Installed
 from llmgw.controller.nodes.bootstrap.programs import Place, call
 from llmgw.controller.nodes.bootstrap.shell import LocalEnded, LocalShell, Shell
 from llmgw.controller.nodes.bootstrap.target import target_of
-from llmgw.model.ids import ShardId
 from llmgw.model.manifest import Dirs, FromEnv, Pip, PortRange
 from llmgw.model.problems import LlmgwError, RetryError, StalledError
-from llmgw.model.report import Report, ShardReport
-from llmgw.wire.messages import Accepted, ReportParams, StartParams, StopParams
-from tests.agent.agents import command
-from tests.agent.processes import engine_spec, free_port
+from tests.controller.nodes.bareagent import report, shard_when, start_engine, stop_engine
 from tests.controller.nodes.barehost import (
     FLEET,
     WORK,
@@ -77,44 +73,6 @@ class Watched:
 def verbs(shell: Watched) -> list[str]:
     """What was called, after the looks."""
     return [words[7] for words in shell.commands if words[0] != "sh"]
-
-
-async def report(host: BareHost, work: str = WORK) -> Report:
-    connection = await link(host, work=work)
-    try:
-        return await connection.request("report", ReportParams(), Report, timeout=20)
-    finally:
-        await connection.close()
-
-
-async def shard_when(host: BareHost, condition: Callable[[ShardReport], object]) -> ShardReport:
-    end = asyncio.get_running_loop().time() + 30
-    while True:
-        shards = (await report(host)).shards
-        if shards and condition(shards[0]):
-            return shards[0]
-        assert asyncio.get_running_loop().time() < end, f"never came true: {shards}"
-        await asyncio.sleep(0.05)
-
-
-async def start_engine(host: BareHost) -> ShardReport:
-    """A shard run by the machine's own Python, once it is ready."""
-    made = engine_spec(free_port())
-    process = replace(made.processes[0], argv=("/usr/bin/python3", *made.processes[0].argv[1:]))
-    connection = await link(host)
-    params = StartParams(command=command("start"), spec=replace(made, processes=(process,)))
-    await connection.request("start", params, Accepted, timeout=20)
-    await connection.close()
-    return await shard_when(host, lambda shard: shard.state == "ready")
-
-
-async def stop_engine(host: BareHost, shard: str) -> None:
-    connection = await link(host)
-    await connection.request(
-        "stop", StopParams(command=command("stop"), shard=ShardId(shard)), Accepted, timeout=20
-    )
-    await connection.close()
-    await shard_when(host, lambda shard: shard.state == "stopped")
 
 
 def older(folder: Path, version: str = "0.0.9") -> Bundles:
@@ -565,6 +523,12 @@ def test_every_way_to_start_at_boot_is_written_once_and_taken_away(
             assert text.splitlines()[0] == "#!/bin/sh -e"
             assert text.splitlines()[-1] == "exit 0"
             assert host.run("stat", "-c", "%a", kept) == "755\n"
+        again = node(ports=PortRange(from_port=20000, to_port=20009))
+        assert not (await tool.install(host.shell, again, fleet=FLEET)).changed
+        tidy = f"rm {kept}" if way == "local.d" else f"sed -i '/llmgw-agent/d' {kept}"
+        host.run("sh", "-c", tidy)  # somebody has tidied up
+        assert (await tool.install(host.shell, again, fleet=FLEET)).changed
+        assert "current/bin/llmgw-agent daemon" in host.run("cat", kept)
         await tool.uninstall(host.shell, node(), fleet=FLEET)
         assert host.run("sh", "-c", f"cat {kept} 2>/dev/null || true") == before
 

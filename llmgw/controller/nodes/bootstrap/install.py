@@ -292,10 +292,18 @@ def _is_so(inside: Inside, setup: Setup) -> bool:
         and (inside.pretended or "") == (_digest(setup.pretended) if setup.pretended else "")
         and inside.bundles.current == setup.bundle.digest
         and inside.bundles.launcher == _digest(setup.launcher)
-        and (setup.boot.way != "systemd" or inside.unit == _digest(setup.boot.text.encode()))
+        and _starts_at_boot(inside, setup.boot)
         and running.bundle == setup.bundle.digest
         and running.settings == setup.settings_digest
     )
+
+
+def _starts_at_boot(inside: Inside, boot: unit.BootEntry) -> bool:
+    """By the way that it should; under systemd the running agent must be the unit's, or nobody would restart it."""
+    if boot.way == "systemd":
+        pid = inside.holder.pid if inside.holder is not None else 0
+        return inside.unit == _digest(boot.text.encode()) and inside.main_pid == pid
+    return boot.way == "none" or boot.way in inside.boot_entries
 
 
 def _newer_stays(inside: Inside, setup: Setup) -> bool:

@@ -84,6 +84,8 @@ class Inside:
     systemd: bool = False
     first: str = ""  # the name of process 1
     unit: str | None = None
+    main_pid: int = 0  # of the unit, when it runs
+    boot_entries: tuple[str, ...] = ()  # the ways, other than the unit, that are there already
     cron_runs: bool = False
     rc_local: bool = False
     local_d: bool = False
