@@ -10,7 +10,7 @@ from llmgw.agent.fakes import Script
 from llmgw.agent.shards.keeper import Shards
 from llmgw.model.claims import Claims, GpuClaim
 from llmgw.model.ids import JobId
-from llmgw.model.launch import Process, RestartPolicy
+from llmgw.model.launch import Process, RestartPolicy, WaitFor
 from tests.agent.shards.rig import Rig, behaving, drain, forget, gpu, on_node, spec, start, stop, until
 
 
@@ -175,6 +175,45 @@ def test_after_a_reboot_a_gangs_shard_waits_for_the_controller() -> None:
         rig.node.reboot()
         await rig.agent()
         await rig.reaches(launch, "failed", says="rebooted")
+        assert len(rig.node.starts) == 1
+
+    on_node(story)
+
+
+def test_after_a_reboot_a_rank_that_was_waiting_for_its_leader_is_not_started_either() -> None:
+    meet = WaitFor(host="127.0.0.1", port=29500, timeout=300)
+
+    async def story(rig: Rig) -> None:
+        first = await rig.agent()
+        worker = Process(name="engine", argv=("worker",), wait_for=meet)
+        launch = spec(port=None, processes=(worker,), rank=1, ranks=2)
+        await first.start(start(launch))
+        await rig.reaches(launch, "starting", says="waits for")
+        await killed(first)
+        rig.node.reboot()
+        await rig.agent()
+        await rig.reaches(launch, "failed", says="restarted as a whole")
+        rig.node.strangers[29500] = 7
+        await asyncio.sleep(100)
+        assert rig.node.starts == []
+
+    on_node(story)
+
+
+def test_a_rank_that_waits_for_its_leader_goes_on_waiting_after_its_agents_restart() -> None:
+    meet = WaitFor(host="127.0.0.1", port=29500, timeout=300)
+
+    async def story(rig: Rig) -> None:
+        first = await rig.agent()
+        worker = Process(name="engine", argv=("worker",), wait_for=meet)
+        launch = spec(port=None, processes=(worker,), rank=1, ranks=2)
+        await first.start(start(launch))
+        await rig.reaches(launch, "starting", says="waits for")
+        await killed(first)
+        await rig.agent()
+        await rig.reaches(launch, "starting", says="waits for")
+        rig.node.strangers[29500] = 7
+        await rig.reaches(launch, "ready")
         assert len(rig.node.starts) == 1
 
     on_node(story)

@@ -15,6 +15,7 @@ from tests.agent.shards.rig import (
     on_node,
     spec,
     start,
+    stop,
 )
 
 
@@ -182,6 +183,24 @@ def test_a_worker_waits_for_its_rendezvous_and_gives_up_in_time() -> None:
         rig.node.strangers[29500] = 7
         await shards.start(start(launch))
         await rig.reaches(launch, "ready")
+
+    on_node(story)
+
+
+def test_a_stop_ends_the_wait_for_a_rendezvous_at_once() -> None:
+    meet = WaitFor(host="127.0.0.1", port=29500, timeout=300)
+
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        worker = Process(name="engine", argv=("worker",), wait_for=meet)
+        launch = spec(port=None, processes=(worker,), rank=1, ranks=2)
+        await shards.start(start(launch))
+        await rig.reaches(launch, "starting", says="waits for 127.0.0.1:29500")
+        await shards.stop(stop(launch))
+        await rig.reaches(launch, "stopped", within=2)
+        rig.node.strangers[29500] = 7
+        await asyncio.sleep(100)
+        assert rig.node.starts == []
 
     on_node(story)
 
