@@ -8,7 +8,6 @@ that is not known, never with one that is made up.
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -19,10 +18,10 @@ import paramiko
 from llmgw.controller.nodes.ssh import dialing, uploading, wrapping
 from llmgw.controller.nodes.ssh.blocking import in_thread
 from llmgw.controller.nodes.ssh.channels import LostError, SessionsError, open_session
-from llmgw.controller.nodes.ssh.command import QUIET, Command, Ended
+from llmgw.controller.nodes.ssh.command import Command, Ended
 from llmgw.controller.nodes.ssh.heartbeat import Heartbeat
 from llmgw.controller.nodes.ssh.login import Login
-from llmgw.controller.nodes.ssh.stream import ChannelTransport, stream
+from llmgw.controller.nodes.ssh.stream import stream
 from llmgw.model.problems import RetryError, StalledError
 
 __all__ = ["Ended", "NotBegunError", "SessionsError", "SshConnection"]
@@ -66,19 +65,22 @@ class SshConnection:
 
         Raises RetryError when the machine does not answer; StalledError when its host key is not the pinned one or none is
         pinned, when our key is refused, or when there is none to show."""
-        abandoned = False
+        made: list[tuple[paramiko.Transport, ...]] = []
+        wanted = True
 
-        def dial() -> tuple[paramiko.Transport, ...]:
-            made = dialing.dial(login)
-            if abandoned:
-                dialing.hang_up(made)
-            return made
+        def dial() -> None:
+            made.append(dialing.dial(login))
+            if not wanted:
+                dialing.hang_up(made[0])
 
         try:
-            return cls(login, await in_thread(dial, name="dial"))
+            await in_thread(dial, name="dial")
         except asyncio.CancelledError:
-            abandoned = True
+            wanted = False  # whichever comes later, this or the end of dialling, hangs up
+            for transports in made:
+                dialing.hang_up(transports)
             raise
+        return cls(login, made[0])
 
     @property
     def login(self) -> Login:
@@ -165,7 +167,6 @@ class SshConnection:
             async with asyncio.timeout(timeout):
                 if await _skip_noise(reader, magic or wrapping.MAGIC_LINE, doing):
                     return reader, writer
-                ended = await in_thread(partial(_how, channel, under), name="ended")
         except BaseException as wrong:
             under.abort()
             if isinstance(wrong, TimeoutError):
@@ -174,8 +175,11 @@ class SshConnection:
                 raise RetryError(f"{doing}: {wrong.strerror or wrong}", after=AGAIN) from wrong
             raise
         under.abort()
+        ended = Ended(code=under.code, out=b"", err=under.err, begun=False)
         if ended.code is None:
-            raise RetryError(f"{doing}: {self.lost or 'it ended, and nobody knows how'}", after=AGAIN)
+            raise RetryError(
+                f"{doing}: {self.lost or 'it was ended by a signal, or nobody knows how'}", after=AGAIN
+            )
         raise self._not_begun(doing, ended, sudo=sudo)
 
     async def close(self) -> None:
@@ -259,12 +263,3 @@ async def _skip_noise(reader: asyncio.StreamReader, magic: bytes, doing: str) ->
                 f"{doing}: the login prints more than {MAX_NOISE} bytes before it: silence its start files for shells without a"
                 " terminal"
             )
-
-
-def _how(channel: paramiko.Channel, under: ChannelTransport) -> Ended:
-    """How a channel's command ended that has said nothing more."""
-    code: int | None = None
-    with suppress(paramiko.SSHException, OSError, EOFError):
-        if channel.status_event.wait(QUIET):
-            code = channel.recv_exit_status()
-    return Ended(code=None if code == -1 else code, out=b"", err=under.err, begun=False)

@@ -16,6 +16,8 @@ from llmgw.controller.nodes.ssh.blocking import tell
 CHUNK: Final = 64 * 1024
 LOOK: Final = 0.5
 """Seconds between looks at standard error while standard output says nothing."""
+STATUS_WITHIN: Final = 1.0
+"""Seconds from the end of the output to the exit status, which comes right behind it."""
 HIGH_WATER: Final = 256 * 1024
 MAX_ERR: Final = 4096
 
@@ -46,6 +48,7 @@ class ChannelTransport(asyncio.Transport):
         self._end = False
         self._over = False
         self._err = bytearray()
+        self._code: int | None = None
         channel.settimeout(LOOK)
         protocol.connection_made(self)
         threading.Thread(target=self._read, name="llmgw-ssh-stream", daemon=True).start()
@@ -54,6 +57,11 @@ class ChannelTransport(asyncio.Transport):
     def err(self) -> bytes:
         """The end of standard error so far."""
         return bytes(self._err)
+
+    @property
+    def code(self) -> int | None:
+        """How the command ended, once reading has ended; None: not known, or by a signal."""
+        return self._code if self._code != -1 else None
 
     # ---- reading: its own thread -----------------------------------------------------------------
 
@@ -72,6 +80,9 @@ class ChannelTransport(asyncio.Transport):
             tell(self._loop, self._received, data)
         with suppress(paramiko.SSHException, OSError, EOFError):
             self._drain_err()
+            # Before our own closing, which would be taken for an end without a status.
+            if self._channel.status_event.wait(STATUS_WITHIN):
+                self._code = self._channel.recv_exit_status()
         tell(self._loop, self._ended)
 
     def _drain_err(self) -> None:
