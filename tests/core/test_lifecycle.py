@@ -289,7 +289,9 @@ def test_after_a_reboot_single_shards_start_again_and_ended_ones_stay_ended() ->
     assert after(StopAsked(), Rebooted(), life=LIFE_IN[S.READY]).state is S.STOPPED
     assert after(Rebooted(), life=LIFE_IN[S.FAILED]).state is S.FAILED
     for state in (S.PENDING, S.FETCHING, S.STARTING, S.LOADING, S.READY):
-        assert after(Rebooted(), life=LIFE_IN[state], rules=GANG).state is S.FAILED, "the controller starts it"
+        assert after(Rebooted(), life=LIFE_IN[state], rules=GANG).state is S.FAILED, (
+            "the controller starts it"
+        )
 
 
 def test_a_late_event_of_another_state_changes_nothing() -> None:

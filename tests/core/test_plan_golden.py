@@ -236,6 +236,35 @@ def offline() -> Plan:
     return plan(wanted, world.record, world.observe(), ADAPTERS, now=world.now, options=options)
 
 
+def pair(**spec: object) -> DesiredModel:
+    return model("chat", profile(nodes=2, gpus=2), **spec)
+
+
+def gang_create() -> Plan:
+    source = Source(url="https://example.org/chat.gguf")
+    return fleet(lab(pair(source=source), nodes=("gpu01", "gpu02")), [box("gpu01"), box("gpu02")]).plan()
+
+
+def gang_no_room() -> Plan:
+    names = ("gpu01", "gpu02", "gpu03")
+    return fleet(lab(pair(), nodes=names), [box("gpu01"), box("gpu02", gpus=1), box("gpu03", gpus=1)]).plan()
+
+
+def gang_rank_lost() -> Plan:
+    world = settled(lab(pair(), nodes=("gpu01", "gpu02")), box("gpu01"), box("gpu02"))
+    (key,) = world.nodes["gpu02"].shards
+    shard = world.nodes["gpu02"].shards[key]
+    error = "engine was ended by signal 9"
+    world.nodes["gpu02"].shards[key] = replace(shard, state="failed", reason=error, last_error=error)
+    return world.plan()
+
+
+def gang_replace() -> Plan:
+    world = settled(lab(pair(), nodes=("gpu01", "gpu02")), box("gpu01"), box("gpu02"))
+    world.desired = lab(pair(args=("--fast",)), nodes=("gpu01", "gpu02"))
+    return world.plan()
+
+
 def large() -> Plan:
     names = [f"gpu{number:03d}" for number in range(1, 101)]
     models = [model(f"m{number:02d}", profile(gpus=4), replicas=20) for number in range(12)]
@@ -266,6 +295,10 @@ SITUATIONS: dict[str, Callable[[], Plan]] = {
         adopted,
         renamed,
         offline,
+        gang_create,
+        gang_no_room,
+        gang_rank_lost,
+        gang_replace,
     )
 }
 

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from llmgw.core.planner import plan
 from llmgw.model.desired import Desired, DesiredModel, DesiredNode
-from llmgw.model.manifest import GIB, PlacementRules, Rollout, Size
+from llmgw.model.facts import Facts
+from llmgw.model.manifest import GIB, PlacementRules, Restart, Rollout, Size
 from llmgw.model.plan import Action, Step
 from llmgw.model.report import Reach
 from llmgw.wire import codec
-from tests.core.builders import ADAPTERS, NodeState, desired, facts, model, node, profile
+from tests.core.builders import ADAPTERS, NodeState, desired, facts, gpu, model, node, profile
 from tests.core.fleets import OPTIONS, Fleet, fleet
 
 LIMITS: st.SearchStrategy[int | Literal["auto"]] = st.sampled_from(["auto", 0, 1, 2])
@@ -55,9 +56,22 @@ def nothing_unrecorded(world: Fleet) -> None:
                 assert shard.replica in world.record.replicas, f"{shard.shard} runs and nobody recorded it"
 
 
+def gangs_are_whole(world: Fleet) -> None:
+    """All ranks have a place or none has: each on a node of its own, all on GPUs of one class."""
+    classes = {gpu.uuid: gpu.gpu_class for state in world.nodes.values() for gpu in state.facts.gpus}
+    for replica in world.record.replicas.values():
+        nodes = [rank.node for rank in replica.ranks]
+        assert len(set(nodes)) == len(nodes) == replica.spec.profile.nodes
+        assert len({classes[gpu.uuid] for rank in replica.ranks for gpu in rank.gpus}) <= 1
+    for endpoint in world.record.endpoints:
+        leader = world.record.replicas[endpoint.replica].ranks[0]
+        assert (endpoint.address, endpoint.port) == (leader.address, leader.ports[0])
+
+
 def sound(world: Fleet) -> None:
     claims_hold(world)
     nothing_unrecorded(world)
+    gangs_are_whole(world)
 
 
 # ---- fleets and wishes -------------------------------------------------------------------------------
@@ -69,7 +83,8 @@ shapes = st.sampled_from(
         profile(gpus=1, share=20 * GIB),
         profile(gpus=1, share=50 * GIB),
         profile(gpus=0, memory=Size(24 * GIB)),
-        profile(gpus=1, nodes=2),
+        profile(gpus=1, nodes=2, restart=Restart(give_up_after=2)),
+        profile(gpus=0, nodes=3, memory=Size(24 * GIB), restart=Restart(give_up_after=3)),
     ]
 )
 
@@ -107,6 +122,12 @@ def wishes(draw: st.DrawFn, nodes: tuple[DesiredNode, ...]) -> Desired:
     )
 
 
+def _facts(name: str, gpus: int, *, memory: int) -> Facts:
+    """Of one class or another: the ranks of a gang must be alike."""
+    kind = tuple(gpu(name, index, memory=memory * GIB) for index in range(gpus))
+    return replace(facts(name), gpus=kind)
+
+
 @st.composite
 def machines(draw: st.DrawFn) -> tuple[tuple[DesiredNode, ...], list[NodeState]]:
     count = draw(st.integers(1, 3))
@@ -114,7 +135,7 @@ def machines(draw: st.DrawFn) -> tuple[tuple[DesiredNode, ...], list[NodeState]]
     states = [
         NodeState(
             name,
-            facts(name, gpus=draw(st.integers(0, 3))),
+            _facts(name, draw(st.integers(0, 3)), memory=draw(st.sampled_from([80, 80, 45]))),
             reach=draw(st.sampled_from([Reach.OK, Reach.NO_AGENT])),
         )
         for name in names
@@ -145,8 +166,21 @@ def test_after_an_apply_there_is_nothing_to_plan(data: st.DataObject) -> None:
     world.settle(ALLOW)
 
 
+def rank_dies(state: NodeState, which: int) -> None:
+    """Of a gang: a single shard would be started again by its agent."""
+    living = [key for key, it in sorted(state.shards.items()) if it.ranks > 1 and it.state not in ENDED]
+    if living:
+        key = living[which % len(living)]
+        state.shards[key] = replace(state.shards[key], state="failed", last_error="it died")
+
+
 def of_kind(kind: str) -> Callable[[Step], bool]:
     return lambda step: step.kind.value == kind
+
+
+def dying(world: Fleet) -> None:
+    claims_hold(world)
+    gangs_are_whole(world)
 
 
 @settings(max_examples=100, deadline=None)
@@ -154,9 +188,9 @@ def of_kind(kind: str) -> Callable[[Step], bool]:
 def test_trouble_in_between_breaks_no_claim_and_is_overcome(data: st.DataObject) -> None:
     nodes, states = data.draw(machines())
     world = fleet(data.draw(wishes(nodes)), states)
-    world.fails, world.check = dooms, claims_hold
+    world.fails, world.check = dooms, dying
     for _ in range(data.draw(st.integers(2, 8))):
-        trouble = data.draw(st.sampled_from(["cut", "mend", "lose", "refuse", "agent", "none"]))
+        trouble = data.draw(st.sampled_from(["cut", "mend", "lose", "die", "refuse", "agent", "none"]))
         state = data.draw(st.sampled_from(states))
         world.refuses = lambda _: False
         if trouble == "cut":
@@ -167,6 +201,8 @@ def test_trouble_in_between_breaks_no_claim_and_is_overcome(data: st.DataObject)
             state.reach = Reach.NO_AGENT
         elif trouble == "lose" and state.shards:
             del state.shards[data.draw(st.sampled_from(sorted(state.shards)))]
+        elif trouble == "die":
+            rank_dies(state, data.draw(st.integers(0, 5)))
         elif trouble == "refuse":
             world.refuses = of_kind(data.draw(st.sampled_from(["start", "drain", "stop"])))
         world.one_pass(ALLOW)

@@ -81,10 +81,8 @@ def _settle_ordinal(round_: Round, stand: Standing, ordinal: int) -> Want | None
         tell_unknown(round_, copy, where=stand.model.where)
     leaving = [copy for copy in known if copy.leaving]
     live = [copy for copy in known if not copy.leaving and not broken(copy)]
-    for copy in known:
-        if broken(copy) and not copy.leaving:
-            reason = f"{copy.state.text}; a gang lives and dies as a whole"
-            _let_go(round_, stand, [copy], keyword="rank-lost", reason=reason)
+    lost = [copy for copy in known if broken(copy) and not copy.leaving]
+    _let_go(round_, stand, lost, keyword="rank-lost", reason="it has lost a rank and ends as a whole")
     target = next((copy for copy in live if is_current(round_, stand, copy)), None)
     olds = [copy for copy in live if copy is not target]
     if target is None and unknown:

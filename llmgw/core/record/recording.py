@@ -189,10 +189,11 @@ def model_record(known: ModelRecord | None, model: DesiredModel, last: Mapping[s
     for ordinal, n in last.items():
         counts[ordinal] = max(counts.get(ordinal, 0), n)
     held = base.held if base.held is not None and base.held.spec_digest == model.spec_digest else None
+    runs = (model.spec_digest, base.last_good if held is not None else None)
     attempts = {
         ordinal: failed
         for ordinal, failed in base.attempts.items()
-        if int(ordinal) < model.spec.replicas and failed.spec_digest in (model.spec_digest, base.last_good)
+        if int(ordinal) < model.spec.replicas and failed.spec_digest in runs
     }
     return replace(
         base,

@@ -184,7 +184,7 @@ def _gang_text(
     telling.sort(key=lambda shard: shard.report.state != health.value)
     told = [rank_text(shard) for shard in telling]
     told += [f"rank {rank} is not on {nodes[rank]}" for rank in missing]
-    return names(told)
+    return f"{'on its way' if health is Health.COMING else health.value}: {names(told)}"
 
 
 def rank_text(shard: SeenShard) -> str:

@@ -64,7 +64,7 @@ def _serving(replica: ReplicaRecord, state: Condition) -> Iterator[Drift]:
             verb = "does" if len(nodes) == 1 else "do"
             keyword, text = "vanished", f"{names(nodes)} {verb} not know {replica.id} any more"
         case Health.FAILED if len(replica.ranks) > 1:
-            keyword, text = "rank-lost", f"{replica.id} has failed as a whole: {state.text}"
+            keyword, text = "rank-lost", f"{replica.id} is {state.text}"
         case Health.FAILED:
             keyword, text = "failed", f"{replica.id} has given up: {_error(state)}"
         case Health.STOPPED:
