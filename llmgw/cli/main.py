@@ -46,7 +46,7 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "endpoints": Entry("look:endpoints", "Print the URL and key of every ready replica."),
     },
     "Nodes": {
-        "node": Entry("nodes:node", "Look after single nodes."),
+        "node": Entry("nodes:node", "Add, look at, set up and remove nodes."),
     },
 }
 

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmgw.clock import Clock, SystemClock
@@ -11,9 +11,11 @@ from llmgw.controller.fleet import Fleet
 from llmgw.controller.nodes.bootstrap.bundle import Bundles
 from llmgw.controller.nodes.bootstrap.install import Bootstrap
 from llmgw.controller.nodes.bootstrap.wheels import Wheels
+from llmgw.controller.nodes.byhand import ByHand
 from llmgw.controller.nodes.local import LocalTransport
 from llmgw.controller.nodes.ssh.login import Surroundings
 from llmgw.controller.nodes.ssh.transport import SshTransport
+from llmgw.controller.nodes.transport import Transport
 from llmgw.controller.repo.git import Git, GitEnvironment
 from llmgw.controller.repo.locks import FLEET_LOCK, FileLock
 from llmgw.controller.repo.mirror import Mirror
@@ -41,6 +43,23 @@ class Opened:
     mirror: Mirror
     local: LocalTransport
     ssh: SshTransport
+    around: Surroundings
+    bootstrap: Bootstrap
+
+    @asynccontextmanager
+    async def insisting(
+        self, told: Callable[[str], None], *, take_over: bool = False, downgrade: bool = False
+    ) -> AsyncIterator[Mapping[str, Transport]]:
+        """The ways to nodes for a person who sets one up by hand: ``told`` hears what is being done, and what no plan does
+        may be allowed."""
+        by_hand = ByHand(
+            bootstrap=replace(self.bootstrap, told=told), take_over=take_over, downgrade=downgrade, told=told
+        )
+        over_ssh = SshTransport(self.around, bootstrapper=by_hand)
+        try:
+            yield {"local": replace(self.local, told=told), "ssh": over_ssh}
+        finally:
+            await over_ssh.close()
 
     def worktree(self, key_id: str) -> Desired:
         """What lies in the manifests' work tree right now."""
@@ -49,7 +68,17 @@ class Opened:
             raise StalledError(
                 f"{self.settings.repo} has no work tree on this machine: run this in one, or plan a commit"
             )
-        return desired_of_folder(top, _folder(self.settings, top), key_id=key_id, adapters=ADAPTERS)
+        return desired_of_folder(top, self.folder(top), key_id=key_id, adapters=ADAPTERS)
+
+    def folder(self, top: Path) -> str | None:
+        """Where the manifests lie in the work tree; None: where they usually do."""
+        if self.settings.path is not None:
+            return self.settings.path
+        base = self.settings.base
+        if base == ".":
+            return None
+        usual = f"{base}/manifests"
+        return usual if (top / usual).is_dir() else base
 
 
 @asynccontextmanager
@@ -70,7 +99,11 @@ async def opened(
         objects, settings.state_repo, ref=settings.state_ref, author=settings.holder, clock=clock
     )
     transport = LocalTransport(home=Path(environ.get("HOME") or "/"), environ=environ)
-    over_ssh = _over_ssh(settings, environ, clock)
+    around = Surroundings(
+        home=Path(environ.get("HOME") or "/"), environ=environ, identity=settings.ssh_identity
+    )
+    bootstrap = _bootstrap(settings, environ, clock)
+    over_ssh = SshTransport(around, bootstrapper=bootstrap)
     fleet = Fleet(
         name=settings.state_dir.name,
         source=GitSource(mirror, ADAPTERS),
@@ -95,21 +128,24 @@ async def opened(
     )
     try:
         yield Opened(
-            fleet=fleet, settings=settings, store=store, mirror=mirror, local=transport, ssh=over_ssh
+            fleet=fleet,
+            settings=settings,
+            store=store,
+            mirror=mirror,
+            local=transport,
+            ssh=over_ssh,
+            around=around,
+            bootstrap=bootstrap,
         )
     finally:
         await over_ssh.close()
         await transport.close()
 
 
-def _over_ssh(settings: Settings, environ: Mapping[str, str], clock: Clock) -> SshTransport:
+def _bootstrap(settings: Settings, environ: Mapping[str, str], clock: Clock) -> Bootstrap:
     home = Path(environ.get("HOME") or "/")
     wheels = Wheels(cache=settings.state_dir / "wheels", home=home, environ=environ)
-    bundles = Bundles(settings.state_dir / "bundles", wheels)
-    return SshTransport(
-        Surroundings(home=home, environ=environ, identity=settings.ssh_identity),
-        bootstrapper=Bootstrap(bundles=bundles, environ=environ, clock=clock),
-    )
+    return Bootstrap(bundles=Bundles(settings.state_dir / "bundles", wheels), environ=environ, clock=clock)
 
 
 def _lock(settings: Settings, clock: Clock) -> Callable[[float], AbstractAsyncContextManager[object]]:
@@ -121,13 +157,3 @@ def _lock(settings: Settings, clock: Clock) -> Callable[[float], AbstractAsyncCo
         what=f"applying to {settings.repo}",
     )
     return lambda timeout: file.held(timeout=timeout)
-
-
-def _folder(settings: Settings, top: Path) -> str | None:
-    """Where the manifests lie in the work tree; None: where they usually do."""
-    if settings.path is not None:
-        return settings.path
-    if settings.base == ".":
-        return None
-    usual = f"{settings.base}/manifests"
-    return usual if (top / usual).is_dir() else settings.base

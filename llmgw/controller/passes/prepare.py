@@ -5,7 +5,7 @@ Reads only; whoever asks for a plan and whoever carries one out come through her
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.links import Links
@@ -24,13 +24,15 @@ from llmgw.model.report import Observed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """What is to be planned. ``commit`` None: the newest of the branch. ``worktree``: what lies in a work tree
-    instead, given the key id; it can be planned, never applied."""
+    instead, given the key id; it can be planned, never applied. ``drained``: a node that is to be taken for one whose
+    manifest says ``drain: true``, because somebody is taking it away."""
 
     commit: Commit | None = None
     worktree: Callable[[str], Desired] | None = None
     offline: bool = False
     allow_prune: bool = False
     allow_rollback: bool = False
+    drained: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,14 @@ async def _desired(fleet: Fleet, wish: Wish, commit: Commit | None, record: Reco
     if wish.worktree is not None:
         return wish.worktree(record.key_id)
     assert commit is not None
-    return await fleet.source.desired(commit, key_id=record.key_id)
+    desired = await fleet.source.desired(commit, key_id=record.key_id)
+    return draining(desired, wish.drained) if wish.drained is not None else desired
+
+
+def draining(desired: Desired, name: str) -> Desired:
+    """The same fleet with one node that is to be emptied."""
+    node = desired.nodes[name]
+    return replace(desired, nodes={**desired.nodes, name: replace(node, spec=replace(node.spec, drain=True))})
 
 
 async def _goes_back(fleet: Fleet, commit: Commit | None, record: Record) -> bool:

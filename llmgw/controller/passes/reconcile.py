@@ -64,6 +64,8 @@ async def _attempt(
     if request.saved is not None:
         await check_fresh(fleet, request.saved, prepared)
         plan = request.saved.plan
+    if request.instead is not None:
+        plan = request.instead(prepared)
     if not plan.commands:
         record = await _note_news(fleet, prepared)
         return PassResult(prepared=prepared, plan=plan, record=record)

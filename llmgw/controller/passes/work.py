@@ -66,9 +66,14 @@ class Work:
 
     def _intent(self) -> Record:
         prepared = self.prepared
+        nodes_only = self.request.instead is not None
+        desired = replace(prepared.desired, models={}) if nodes_only else prepared.desired
         record = recording.begin(
-            prepared.record, prepared.desired, self.plan, prepared.observed, pass_record=self.passed
+            prepared.record, desired, self.plan, prepared.observed, pass_record=self.passed
         )
+        if nodes_only:
+            seen = recording.observe(prepared.record, prepared.observed, self.passed.started)
+            record = replace(record, models=seen.models, commit=prepared.record.commit)
         spent = prepared.record.spent_plans
         if self.request.saved is not None:
             spent = (*spent, self.request.saved.digest)[-SPENT_KEPT:]

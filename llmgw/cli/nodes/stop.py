@@ -1,4 +1,4 @@
-"""Commands for single nodes: ``node stop-agent``."""
+"""``node stop-agent``: the agent of a node of this machine ends, its engines run on."""
 
 import click
 
@@ -9,12 +9,7 @@ from llmgw.controller.passes.prepare import applied
 from llmgw.model.problems import StalledError
 
 
-@click.group(short_help="Look after single nodes.")
-def node() -> None:
-    """Look after single nodes."""
-
-
-@node.command("stop-agent", short_help="Stop the agent of a node of this machine.")
+@click.command("stop-agent", short_help="Stop the agent of a node of this machine.")
 @click.argument("name")
 @click.option("--force", is_flag=True, help="Although engines run there: they run on without an agent.")
 @fleet_options

@@ -1,0 +1,247 @@
+"""``node remove``: what runs there goes elsewhere, its agent is taken away, its manifest is removed by a commit."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import click
+
+from llmgw.cli import output
+from llmgw.cli.main import Asked, fleet_options
+from llmgw.cli.nodes.found import named, newest
+from llmgw.cli.nodes.manifest import Removal, removal
+from llmgw.cli.session import fleet_of, interruptible, run
+from llmgw.cli.show import showing
+from llmgw.cli.told import plan_key, plan_text
+from llmgw.controller.opening import Opened
+from llmgw.controller.passes import endpoints
+from llmgw.controller.passes.halt import Halt
+from llmgw.controller.passes.leaving import Ways, strays, uninstall
+from llmgw.controller.passes.links import Links
+from llmgw.controller.passes.onenode import (
+    demands,
+    evicting,
+    in_the_way,
+    last_of_protected,
+    replicas_on,
+    what_runs,
+)
+from llmgw.controller.passes.prepare import Prepared, Wish, applied, own_secret, prepare
+from llmgw.controller.passes.reconcile import one_pass
+from llmgw.controller.passes.settle import settle
+from llmgw.controller.passes.values import PassRequest
+from llmgw.controller.passes.verdict import verdict
+from llmgw.core.amounts import names
+from llmgw.model.desired import DesiredNode
+from llmgw.model.plan import Plan
+from llmgw.model.problems import StaleError, StalledError
+from llmgw.model.record import Record
+from llmgw.model.report import Reach
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """The options of the command."""
+
+    name: str
+    stop: bool
+    everything: bool
+    yes: bool
+    no_commit: bool
+    allow_unpushed: bool
+
+
+@click.command("remove", short_help="Empty a node, take its agent away and remove its manifest.")
+@click.argument("name")
+@click.option("--stop", is_flag=True, help="Stop what runs there at once: no drain, no successor first.")
+@click.option("--everything", is_flag=True, help="Delete weights, engines and logs on the machine too.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("--no-commit", is_flag=True, help="Leave the manifest alone.")
+@click.option("--allow-unpushed", is_flag=True, help="Use a commit that is on no remote.")
+@fleet_options
+@click.pass_obj
+def remove(asked: Asked, /, **options: Any) -> int:
+    """Take the node NAME out of the fleet: move what runs there, wait for it, uninstall the agent, remove the manifest.
+
+    Refuses while a model can't do without the node. Shows what it would do and asks. May be repeated: it goes on from
+    where it stopped.
+
+    \b
+    llmgw node remove gpu03
+    llmgw node remove gpu03 --stop --yes
+    """  # noqa: D301 - click wants the character itself
+    asking = Asking(**options)
+    if not asking.yes and not output.is_terminal(sys.stdin):
+        raise click.UsageError("there is no terminal to ask on: give --yes")
+    return run(_remove(asked, asking))
+
+
+async def _remove(asked: Asked, asking: Asking) -> int:
+    async with fleet_of(asked) as (opened, links):
+        node, wish, in_git = await _standing(opened, asking.name)
+        paper = None if asking.no_commit or not in_git else removal(opened, node)
+        prepared = await prepare(opened.fleet, wish, links)
+        reachable = _reachable(prepared, node)
+        if replicas_on(prepared.record, node.name):
+            code = await _empty(opened, links, asking, wish, prepared)
+            if code != output.DONE:
+                return code
+        elif not asking.yes:
+            click.confirm(f"Nothing of this fleet runs on {node.name}. Remove it?", abort=True, err=True)
+        await links.drop(node.name)
+        if reachable:
+            await _take_away(opened, node, prepared.record, everything=asking.everything)
+    return _last_words(node, paper, in_git=in_git)
+
+
+async def _standing(opened: Opened, name: str) -> tuple[DesiredNode, Wish, bool]:
+    """The node, what to plan to empty it, and whether the newest commit still has it. A removal that was cut off after its
+    commit goes on by the manifests that were applied last."""
+    known = await newest(opened.fleet)
+    if name in known.desired.nodes:
+        if found := demands(known.desired, name):
+            raise StalledError(f"node {name} can't be removed:" + "".join(f"\n  - {one}" for one in found))
+        return known.desired.nodes[name], Wish(drained=name), True
+    before = await applied(opened.fleet)
+    if name in before.desired.nodes and before.record.commit is not None:
+        return before.desired.nodes[name], Wish(commit=before.record.commit, drained=name), False
+    return named(known.desired, name), Wish(drained=name), True
+
+
+def _reachable(prepared: Prepared, node: DesiredNode) -> bool:
+    """Whether its agent can be taken away; StalledError where something runs that could not be stopped."""
+    seen = prepared.observed.nodes[node.name]
+    if alone := strays(seen, frozenset(prepared.record.replicas)):
+        raise StalledError(
+            f"node {node.name} runs {names(alone)}, which the record does not know: stop it on the node (llmgw-agent stop), or"
+            " apply a commit that adopts it, then remove the node"
+        )
+    if seen.reach is not Reach.UNREACHABLE:
+        return True
+    if replicas_on(prepared.record, node.name):
+        raise StalledError(
+            f"{seen.error}: what runs there can't be stopped ({what_runs(prepared.record, node.name)}), and what is not known to be"
+            " stopped is not started elsewhere: bring the node back, then remove it"
+        )
+    output.note(f"Note: {seen.error}: nothing of this fleet runs there, so only its manifest is removed")
+    return False
+
+
+# ---- emptying it ---------------------------------------------------------------------------------------
+
+
+async def _empty(opened: Opened, links: Links, asking: Asking, wish: Wish, prepared: Prepared) -> int:
+    """Until no replica of the record has a rank there."""
+    name = asking.name
+    request = PassRequest(
+        wish=wish,
+        allow_unpushed=asking.allow_unpushed,
+        lock_timeout=opened.settings.lock_timeout,
+        recorded=partial(_keep_endpoints, opened),
+    )
+    make = evicting(name) if asking.stop else None
+    _refuse(asking, prepared)
+    shown = make(prepared) if make is not None else prepared.plan
+    output.say(plan_text(shown))
+    if not asking.yes:
+        click.confirm(f"Do this, then remove {name}?", abort=True, err=True)
+        request = replace(request, approve=_as_shown(shown))
+    halt = Halt()
+    with interruptible(halt), showing(sys.stderr) as progress:
+        if make is not None:
+            stopped = await one_pass(
+                opened.fleet, replace(request, instead=make), links=links, halt=halt, progress=progress
+            )
+            request = replace(request, approve=None)
+            if stopped.errors or stopped.halted:
+                return _not_empty(name, stopped.record, (*stopped.errors, stopped.halted))
+        settled = await settle(opened.fleet, request, links=links, halt=halt, progress=progress)
+    ended = verdict(settled)
+    if replicas_on(settled.last.record, name):
+        return _not_empty(name, settled.last.record, ended.errors)
+    for error in ended.errors:
+        output.note(f"Note: {error}")
+    return output.DONE
+
+
+def _keep_endpoints(opened: Opened, record: Record) -> None:
+    """Where llmgw.yaml names a file for them, it is true after every pass."""
+    path = opened.settings.endpoints_file
+    if path is not None:
+        found = endpoints.reachable(record, own_secret(opened.fleet, record))
+        endpoints.write(endpoints.as_json(found, record), path)
+
+
+def _as_shown(shown: Plan) -> Callable[[Plan], None]:
+    """What is carried out must be what was agreed to."""
+
+    def check(made: Plan) -> None:
+        if plan_key(made) != plan_key(shown):
+            raise StaleError(
+                "the plan changed while you were reading it: nothing was done, remove the node again"
+            )
+
+    return check
+
+
+def _refuse(asking: Asking, prepared: Prepared) -> None:
+    """Before anything is commanded."""
+    name, record = asking.name, prepared.record
+    if asking.stop:
+        if last := last_of_protected(record, prepared.desired, prepared.observed, name):
+            raise StalledError(
+                f"node {name} holds the last ready replica of {names(last)}, which is protected: remove it without --stop, which"
+                " starts a successor first, or apply protect: false"
+            )
+        return
+    if found := in_the_way(prepared.plan, record, name):
+        raise StalledError(
+            f"node {name} can't be emptied:"
+            + "".join(f"\n  - {one}" for one in found)
+            + "\nMake room elsewhere, ask for fewer replicas, or give --stop, which stops them without a successor"
+        )
+
+
+def _not_empty(name: str, record: Record, errors: tuple[str, ...]) -> int:
+    for error in errors:
+        if error:
+            output.complain(error)
+    output.say(
+        f"Node {name} is not empty yet ({what_runs(record, name)}), so its agent stays. Try again: it goes on from here."
+    )
+    return output.PART
+
+
+# ---- taking the agent away -----------------------------------------------------------------------------
+
+
+async def _take_away(opened: Opened, node: DesiredNode, record: Record, *, everything: bool) -> None:
+    left = await uninstall(
+        node,
+        fleet=opened.fleet,
+        owner=record.fleet,
+        ways=Ways(ssh=opened.ssh, local=opened.local, bootstrap=opened.bootstrap),
+        lock_timeout=opened.settings.lock_timeout,
+        everything=everything,
+        told=lambda text: output.note(f"{node.name}: {text}"),
+    )
+    output.say(f"The agent of {node.name} is {'stopped' if node.spec.transport == 'local' else 'removed'}.")
+    if left:
+        output.say(f"Left there: {', '.join(left)}")
+
+
+def _last_words(node: DesiredNode, paper: Removal | None, *, in_git: bool) -> int:
+    if paper is not None:
+        commit = paper.carry_out()
+        push = paper.tree.push_hint()
+        output.say(f"Removed it from {paper.path} ({commit}).")
+        output.say(
+            f"Next: {' && '.join([*([push] if push else []), 'llmgw apply'])}, which forgets it; before that, an apply would set it up again"
+        )
+    elif in_git:
+        output.say(f"Next: remove it from {node.where} by a commit; until then, an apply sets it up again.")
+    else:
+        output.say("Git does not name it any more: the next apply forgets it.")
+    return output.DONE

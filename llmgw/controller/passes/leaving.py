@@ -1,0 +1,57 @@
+"""Taking the agent of a node away: under the fleet's lock, while nobody is applying, and only from a node of ours."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from llmgw.controller.fleet import Fleet
+from llmgw.controller.nodes.bootstrap.install import Bootstrap
+from llmgw.controller.nodes.local import LocalTransport
+from llmgw.controller.nodes.ssh.transport import SshTransport
+from llmgw.controller.passes.lease import crashed_pass
+from llmgw.model.desired import DesiredNode
+from llmgw.model.ids import FleetId
+from llmgw.model.report import NodeObservation, Reach
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """What an agent is taken away with."""
+
+    ssh: SshTransport
+    local: LocalTransport
+    bootstrap: Bootstrap
+
+
+async def uninstall(
+    node: DesiredNode,
+    *,
+    fleet: Fleet,
+    owner: FleetId,
+    ways: Ways,
+    lock_timeout: float,
+    everything: bool,
+    told: Callable[[str], None],
+) -> tuple[str, ...]:
+    """What is left on the machine. Engines are not touched; ``everything``: weights, installed engines and logs go too.
+
+    HeldError while somebody is applying; StalledError when it is not this fleet's node."""
+    async with fleet.lock(lock_timeout):
+        stored = await fleet.store.read()
+        crashed_pass(stored.record, holder=fleet.holder, now=fleet.clock.now(), instance=fleet.instance)
+        if node.spec.transport == "local":
+            await ways.local.stop_agent(node)
+            return (str(ways.local.work(node)),)
+        bootstrap = replace(ways.bootstrap, told=told)
+        connection = await ways.ssh.connection(node)
+        return await bootstrap.uninstall(connection, node, fleet=owner, everything=everything)
+
+
+def strays(seen: NodeObservation, recorded: frozenset[str]) -> tuple[str, ...]:
+    """Shards that live there and that no record knows: nobody could command them once the agent is gone."""
+    if seen.reach is not Reach.OK or seen.report is None:
+        return ()
+    return tuple(
+        shard.shard
+        for shard in seen.report.shards
+        if shard.state not in ("stopped", "failed") and shard.replica not in recorded
+    )

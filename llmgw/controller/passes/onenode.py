@@ -1,0 +1,169 @@
+"""Plans about one node that a person asks for beside what Git asks for, and what stands against taking a node away. Pure.
+
+Given to a pass as :attr:`PassRequest.instead`, so that they go by the same lock, lease, fence and record as every other plan.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from llmgw.controller.passes.prepare import Prepared
+from llmgw.core.amounts import names, plural
+from llmgw.core.moves.steps import BOOTSTRAP_WITHIN, COMMAND_WITHIN
+from llmgw.core.seen.condition import Health, condition
+from llmgw.core.seen.survey import survey
+from llmgw.model.desired import Desired, DesiredModel, DesiredNode
+from llmgw.model.ids import shard_id
+from llmgw.model.plan import Action, Change, Plan, Step, StepKind
+from llmgw.model.problems import StalledError
+from llmgw.model.record import Record, ReplicaPhase, ReplicaRecord
+from llmgw.model.report import Observed
+
+MakePlan = Callable[[Prepared], Plan]
+
+
+# ---- plans -------------------------------------------------------------------------------------------
+
+
+def bootstrapping(node: str, *, reason: str) -> MakePlan:
+    """Installs, mends, upgrades or starts the agent of one node, whether or not a plan would."""
+
+    def make(prepared: Prepared) -> Plan:
+        if node not in prepared.desired.nodes:
+            raise StalledError(f"node {node} is not in the manifests any more: put it back to set it up")
+        step = Step(
+            id=f"bootstrap {node}",
+            kind=StepKind.BOOTSTRAP,
+            node=node,
+            reason=reason,
+            timeout=BOOTSTRAP_WITHIN,
+        )
+        change = Change(
+            address=f"node/{node}",
+            action=Action.UPDATE,
+            keyword="asked-for",
+            reason=reason,
+            where=prepared.desired.nodes[node].where,
+        )
+        return _instead(prepared, changes=(change,), steps=(step,))
+
+    return make
+
+
+def evicting(node: str) -> MakePlan:
+    """Stops every replica that has a rank on one node, without a drain and without a successor. A gang goes as a whole."""
+
+    def make(prepared: Prepared) -> Plan:
+        going = [
+            each for each in replicas_on(prepared.record, node) if each.phase is not ReplicaPhase.STOPPING
+        ]
+        why = f"{node} is being removed"
+        return _instead(
+            prepared,
+            changes=tuple(_stopped(replica, why) for replica in going),
+            steps=tuple(step for replica in going for step in _stops(replica, why)),
+        )
+
+    return make
+
+
+def _stopped(replica: ReplicaRecord, why: str) -> Change:
+    return Change(
+        address=f"model/{replica.model}/{replica.ordinal}",
+        action=Action.REMOVE,
+        keyword="evicted",
+        reason=f"{why}: {replica.id} is stopped at once",
+        model=replica.model,
+        ordinal=replica.ordinal,
+        previous=replica.id,
+        outage="requests in flight fail; it comes back elsewhere if there is room",
+    )
+
+
+def _stops(replica: ReplicaRecord, why: str) -> Iterator[Step]:
+    for rank in replica.ranks:
+        shard = shard_id(replica.id, rank.rank)
+        yield Step(
+            id=f"stop {shard}",
+            kind=StepKind.STOP,
+            node=rank.node,
+            model=replica.model,
+            replica=replica.id,
+            shard=shard,
+            reason=why,
+            timeout=COMMAND_WITHIN,
+        )
+
+
+def _instead(prepared: Prepared, *, changes: tuple[Change, ...], steps: tuple[Step, ...]) -> Plan:
+    return replace(prepared.plan, changes=changes, steps=steps, warnings=(), waiting=(), unchanged=0)
+
+
+# ---- what stands against taking a node away ----------------------------------------------------------
+
+
+def replicas_on(record: Record, node: str) -> tuple[ReplicaRecord, ...]:
+    """Recorded replicas with a rank there, in order of id."""
+    found = (it for it in record.replicas.values() if any(rank.node == node for rank in it.ranks))
+    return tuple(sorted(found, key=lambda replica: replica.id))
+
+
+def demands(desired: Desired, node: str) -> tuple[str, ...]:
+    """Why manifests can't do without a node, one sentence for each model; each says what to change."""
+    found = []
+    leaving = desired.nodes.get(node)
+    for name, model in sorted(desired.models.items()):
+        rules = model.spec.placement
+        others = [one for one in desired.nodes.values() if one.name != node and _may_run(model, one)]
+        if node in rules.nodes:
+            found.append(
+                f"model {name} ({model.where}) names {node} in spec.placement.nodes: name other nodes, or none"
+            )
+        elif leaving is not None and model.spec.replicas and _may_run(model, leaving) and not others:
+            labels = f" with labels {dict(rules.labels)}" if rules.labels else ""
+            found.append(
+                f"model {name} ({model.where}) may run on no other node: {node} is the last of pool {rules.pool}{labels}: change"
+                " its spec.placement, or set replicas: 0, or remove it"
+            )
+    return tuple(found)
+
+
+def _may_run(model: DesiredModel, node: DesiredNode) -> bool:
+    rules = model.spec.placement
+    labelled = all(node.labels.get(key) == value for key, value in rules.labels.items())
+    return node.spec.pool == rules.pool and labelled and (not rules.nodes or node.name in rules.nodes)
+
+
+def last_of_protected(record: Record, desired: Desired, observed: Observed, node: str) -> tuple[str, ...]:
+    """Protected models whose last ready replicas are on the node: what stopping it at once would end."""
+    seen = survey(desired, record, observed.nodes, offline=False)
+    found = []
+    for name in sorted({replica.model for replica in replicas_on(record, node)}):
+        known, model = record.models.get(name), desired.models.get(name)
+        protected = (known is not None and known.protect) or (model is not None and model.spec.protect)
+        elsewhere = [
+            replica.id
+            for replica in record.replicas.values()
+            if replica.model == name
+            and all(rank.node != node for rank in replica.ranks)
+            and condition(replica, seen).health is Health.READY
+        ]
+        if protected and not elsewhere:
+            found.append(name)
+    return tuple(found)
+
+
+def in_the_way(plan: Plan, record: Record, node: str) -> tuple[str, ...]:
+    """What of a draining plan keeps replicas on the node: one line for each."""
+    here = {replica.id for replica in replicas_on(record, node)}
+    ordinals = {(replica.model, replica.ordinal) for replica in replicas_on(record, node)}
+    return tuple(
+        f"{change.address}: {change.reason}"
+        for change in plan.blocked
+        if {change.replica, change.previous} & here or (change.model, change.ordinal) in ordinals
+    )
+
+
+def what_runs(record: Record, node: str) -> str:
+    """``2 replicas: chat-… and code-…``, for messages."""
+    here = replicas_on(record, node)
+    return f"{plural(len(here), 'replica')}: {names(replica.id for replica in here)}" if here else "nothing"

@@ -1,0 +1,106 @@
+"""Edits that are commits: in the user's own work tree, with the user's identity, hooks and signing, and of single files only.
+
+Unlike the mirror, this is the user's git: their configuration counts, and so does their environment.
+"""
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from llmgw.model.problems import StalledError
+
+ASKING: Final = 60.0
+COMMITTING: Final = 600.0
+"""Seconds: hooks run, and a key that signs may want its passphrase typed."""
+SAID: Final = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkTree:
+    """``top`` is the work tree's; ``environ`` what the user's own git would see."""
+
+    top: Path
+    environ: Mapping[str, str]
+
+    def check(self, path: str, *, branch: str | None, doing: str) -> None:
+        """Before anything is asked or written: whether a commit of ``path`` can work. StalledError saying why it can't."""
+        if self._git("var", "GIT_COMMITTER_IDENT").returncode != 0:
+            raise StalledError(
+                f"{doing}: git does not know who commits: git config user.name '…' and git config user.email '…', or"
+                " --no-commit"
+            )
+        on = self._git("symbolic-ref", "--quiet", "--short", "HEAD").stdout.strip()
+        if not on:
+            raise StalledError(
+                f"{doing}: {self.top} is on no branch: git switch to the fleet's, or --no-commit"
+            )
+        if branch is not None and on != branch:
+            raise StalledError(
+                f"{doing}: {self.top} is on the branch {on}, and the fleet follows {branch}: git switch {branch}, or --no-commit"
+            )
+        if self._git("check-ignore", "--quiet", "--", path).returncode == 0:
+            raise StalledError(f"{doing}: git ignores {path}: change .gitignore, or --no-commit")
+        if self._git("diff", "--name-only", "--diff-filter=U").stdout.strip():
+            raise StalledError(f"{doing}: a merge is not finished in {self.top}: finish it, or --no-commit")
+
+    def unchanged(self, path: str) -> bool:
+        """Whether a file is as the last commit has it."""
+        said = self._git("status", "--porcelain", "--untracked-files=all", "--", path)
+        return said.returncode == 0 and not said.stdout.strip()
+
+    def commit(self, path: str, message: str, *, doing: str) -> str:
+        """Commits this one file as it lies there (or its removal), whatever else is staged; the commit's short id.
+
+        StalledError with git's own words; nothing of it stays staged then."""
+        added = self._git("add", "--all", "--", path)
+        if added.returncode == 0:
+            done = self._git(
+                "commit", "--quiet", "--only", "--message", message, "--", path, timeout=COMMITTING
+            )
+            if done.returncode == 0:
+                return self._git("rev-parse", "--short=10", "HEAD").stdout.strip()
+            self._unstage(path)
+        else:
+            done = added
+        said = (done.stderr.strip() or done.stdout.strip())[-SAID:]
+        raise StalledError(f"{doing}: git does not commit it: {said}: correct that, or --no-commit")
+
+    def push_hint(self) -> str:
+        """What is still to be done so that others see the commit; empty when the repository has no remote."""
+        remotes = self._git("remote").stdout.split()
+        if not remotes:
+            return ""
+        upstream = self._git("rev-parse", "--abbrev-ref", "--symbolic-full-name", "@{upstream}")
+        if upstream.returncode == 0:
+            return "git push"
+        on = self._git("symbolic-ref", "--quiet", "--short", "HEAD").stdout.strip() or "HEAD"
+        remote = "origin" if "origin" in remotes else remotes[0]
+        return f"git push --set-upstream {remote} {on}"
+
+    def _unstage(self, path: str) -> None:
+        """Before a branch's first commit there is nothing to go back to."""
+        if self._git("rev-parse", "--verify", "--quiet", "HEAD").returncode == 0:
+            self._git("reset", "--quiet", "--", path)
+        else:
+            self._git("rm", "--quiet", "--cached", "--ignore-unmatch", "--force", "--", path)
+
+    def _git(self, *arguments: str, timeout: float = ASKING) -> "subprocess.CompletedProcess[str]":
+        try:
+            return subprocess.run(
+                ("git", "--literal-pathspecs", *arguments),
+                cwd=self.top,
+                env=dict(self.environ),
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout,
+                check=False,
+            )
+        except FileNotFoundError as wrong:
+            raise StalledError("git is not on PATH: install it") from wrong
+        except subprocess.TimeoutExpired as late:
+            raise StalledError(
+                f"git {arguments[0]} in {self.top}: no end within {timeout:g} s: does a hook or a passphrase wait for somebody?"
+            ) from late
