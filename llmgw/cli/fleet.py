@@ -14,7 +14,7 @@ from llmgw.cli import output
 from llmgw.cli.main import Asked, fleet_options
 from llmgw.cli.session import fleet_of, interruptible, run
 from llmgw.cli.show import showing
-from llmgw.cli.told import as_json, plan_key, plan_text, summary
+from llmgw.cli.told import as_json, nothing_asked, plan_key, plan_text, summary
 from llmgw.controller.opening import Opened
 from llmgw.controller.passes import saved as saved_plans
 from llmgw.controller.passes.endpoints import as_json as endpoints_json
@@ -96,12 +96,15 @@ async def _plan(
     async with fleet_of(asked) as (opened, links):
         wish = await _wish(opened, **wished)
         prepared = await prepare(opened.fleet, wish, links)
+        left_out = await _uncommitted(opened, wish)
     made = saved_plans.with_wish(prepared.plan, wish)
     if json_wanted:
         output.say(json.dumps(saved_plans.document(made), ensure_ascii=False))
     else:
         output.say(plan_text(made, show_commands=show_commands))
     _tell_open_pass(prepared)
+    output.note_if(nothing_asked(prepared.desired))
+    output.note_if(left_out)
     if out is not None:
         saved_plans.save(made, out)
         output.note(f"Saved to {out}. To do exactly this: llmgw apply {out}")
@@ -129,6 +132,23 @@ async def _wish(
         offline=offline,
         allow_prune=allow_prune,
         allow_rollback=allow_rollback,
+    )
+
+
+UNCOMMITTED_SHOWN = 3
+
+
+async def _uncommitted(opened: Opened, wish: Wish) -> str:
+    """What somebody who has just edited a manifest has to know, or nothing."""
+    if wish.worktree is not None or wish.commit is not None:
+        return ""
+    files = await opened.mirror.uncommitted()
+    if not files:
+        return ""
+    more = f" and {len(files) - UNCOMMITTED_SHOWN} more" if len(files) > UNCOMMITTED_SHOWN else ""
+    return (
+        f"Note: not committed, so no part of this: {', '.join(files[:UNCOMMITTED_SHOWN])}{more}. Commit it, or see what it "
+        "would change with: llmgw plan --worktree"
     )
 
 
@@ -188,14 +208,14 @@ async def _apply(
     **wished: Any,
 ) -> int:
     saved = saved_plans.read(file) if file is not None else None
-    if saved is None and not yes and not (output.is_terminal(sys.stdin) and output.is_terminal(sys.stdout)):
-        raise click.UsageError(
-            "there is no terminal to ask on: give --yes, or a plan that `llmgw plan --out` saved"
-        )
+    if saved is None and not yes:
+        _can_answer("give --yes, or a plan that `llmgw plan --out` saved")
     async with fleet_of(asked) as (opened, links):
         wish = await _wish(opened, **wished)
         if saved is not None:
             wish = _wish_of(saved, wish)
+        elif not json_wanted:
+            output.note_if(await _uncommitted(opened, wish))
         request = PassRequest(
             wish=wish,
             saved=saved,
@@ -211,6 +231,12 @@ async def _apply(
         with interruptible(halt), showing(sys.stderr) as progress:
             settled = await _carry_out(opened, request, links, halt, progress, wait=wait)
     return _tell_end(settled, json_wanted=json_wanted)
+
+
+def _can_answer(otherwise: str) -> None:
+    """Ask only where somebody reads the question and can answer it."""
+    if not (output.is_terminal(sys.stdin) and output.is_terminal(sys.stdout)):
+        raise click.UsageError(f"there is no terminal to ask on: {otherwise}")
 
 
 def _wish_of(saved: SavedPlan, wish: Wish) -> Wish:
@@ -275,6 +301,7 @@ def _tell_end(settled: Settled, *, json_wanted: bool) -> int:
     for error in ended.errors:
         output.complain(error)
     if not json_wanted:
+        output.note_if(nothing_asked(settled.last.prepared.desired))
         output.say(summary(settled, ended))
     return ended.code
 
@@ -309,6 +336,7 @@ async def _recover(asked: Asked, *, commit: str | None, yes: bool) -> int:
                 )
             after = stored.version
         if not yes:
+            _can_answer("give --yes")
             click.confirm("Rebuild the record from the agents?", abort=True)
         chosen = await opened.fleet.source.commit(commit) if commit else None
         async with opened.fleet.lock(opened.settings.lock_timeout):

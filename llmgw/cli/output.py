@@ -73,6 +73,12 @@ def tell_logs() -> None:
     logging.getLogger().addHandler(handler)
 
 
+def note_if(text: str) -> None:
+    """A note, where there is something to note."""
+    if text:
+        note(text)
+
+
 def complain(text: str) -> None:
     """An error, in one message."""
     head = click.style("Error:", fg="red", bold=True) if coloured(sys.stderr) else "Error:"

@@ -13,6 +13,7 @@ from llmgw.controller.repo.records import HistoryEntry
 from llmgw.core.amounts import at
 from llmgw.core.show import render
 from llmgw.core.show.status import Status, status
+from llmgw.model.desired import Desired
 from llmgw.model.ids import digest
 from llmgw.model.plan import Plan
 from llmgw.model.record import Outcome
@@ -24,6 +25,17 @@ FORMAT_VERSION = 1
 
 def plan_text(plan: Plan, *, show_commands: bool = False) -> str:
     return render.plan_text(plan, show_commands=show_commands, paint=output.paint)
+
+
+def nothing_asked(desired: Desired) -> str:
+    """A note for a commit without any node and model: mostly one whose manifests lie elsewhere. Else nothing."""
+    if desired.nodes or desired.models:
+        return ""
+    asked = f"commit {desired.commit[:10]}" if desired.commit is not None else "the work tree"
+    return (
+        f"Note: {asked} has no manifest of a node or a model where they are looked for. Manifests elsewhere are named by "
+        "--path; `llmgw init DIR` writes a first set"
+    )
 
 
 def plan_key(plan: Plan) -> str:

@@ -22,6 +22,25 @@ def test_from_a_first_commit_to_a_served_model(stage: Stage) -> None:
     stage.golden("first-apply")
 
 
+def test_an_edit_that_was_not_committed_is_no_part_of_the_plan_and_is_told(stage: Stage) -> None:
+    stage.commit("Serve chat", node=node(stage), chat=model())
+    (stage.fleet / "manifests" / "chat.yaml").write_text(model(replicas=2))
+    ran = stage.llmgw("plan", golden=False)
+    assert "not committed, so no part of this: manifests/chat.yaml. Commit it" in ran.err
+    assert "not committed" not in stage.llmgw("plan", "--worktree", golden=False).err
+    assert "not committed" not in stage.llmgw("plan", "--json", golden=False).out
+
+
+def test_a_repository_whose_manifests_lie_elsewhere_is_told_how_to_name_them(stage: Stage) -> None:
+    """`No changes` was all that was said."""
+    stage.commit("Nothing here")
+    ran = stage.llmgw("plan", golden=False)
+    assert ran.code == 0
+    assert "has no manifest of a node or a model where they are looked for" in ran.err
+    ran = stage.llmgw("apply", "--yes", golden=False)
+    assert "named by --path" in ran.err
+
+
 def test_scaling_touches_only_what_is_new(stage: Stage) -> None:
     stage.commit("Serve chat", node=node(stage), chat=model())
     stage.llmgw("apply", "--yes", golden=False)

@@ -14,7 +14,7 @@ from llmgw.controller.repo.refs import branch_ref, commit_id, is_ref_name, repos
 from llmgw.controller.repo.remote import Remote
 from llmgw.manifests import paths
 from llmgw.model.ids import Commit
-from llmgw.model.problems import InvalidError, Problem, StalledError, Where
+from llmgw.model.problems import InvalidError, LlmgwError, Problem, StalledError, Where
 
 SUFFIXES = paths.MANIFEST_SUFFIXES
 MAX_FILE = 1024 * 1024  # bytes of a manifest
@@ -189,6 +189,21 @@ class Mirror:
             "refs/remotes/",
         )
         return not reached.strip()
+
+    async def uncommitted(self) -> tuple[str, ...]:
+        """Manifests of a work tree on this machine that are not as its last commit has them, by path. None for a bare
+        or remote repository, and where git does not say: it is only for a note to people."""
+        if self.remote.local is None:
+            return ()
+        usual = posixpath.join(self._base, "manifests")
+        below = self._path or (usual if (self.remote.local / usual).is_dir() else self._base)
+        status = ("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--", below)
+        try:
+            said = await self._in_repository(*status)
+        except LlmgwError:
+            return ()
+        changed = (entry[len("XY ") :] for entry in said.split("\0") if entry)
+        return tuple(sorted(path for path in changed if path.endswith(SUFFIXES)))
 
     async def _has_remotes(self) -> bool:
         bare = await self._in_repository("rev-parse", "--is-bare-repository")

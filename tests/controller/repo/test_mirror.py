@@ -59,6 +59,33 @@ def test_a_new_commit_is_seen_at_once_and_the_old_one_stays_readable(mirror: Mir
     assert asyncio.run(mirror.tree(first)).files == {"manifests/a.yaml": b"a: 1\n"}
 
 
+def test_manifests_that_were_edited_and_not_committed_are_named(
+    make_work: Make, objects: ObjectStore
+) -> None:
+    """`llmgw plan` said "No changes" to whoever had forgotten to commit, and nothing else."""
+    work = make_work("edited")
+    work.commit({"manifests/a.yaml": "a: 1\n", "manifests/b.yaml": "b: 1\n", "README.md": "x"})
+    mirror = Mirror(objects, remote_of(str(work.path), base=Path("/")))
+    assert asyncio.run(mirror.uncommitted()) == ()
+    work.write(
+        {
+            "manifests/a.yaml": "a: 2\n",
+            "manifests/new one.yml": "",
+            "manifests/notes.txt": "",
+            "README.md": "",
+        }
+    )
+    work.git("mv", "manifests/b.yaml", "manifests/c.yaml")
+    assert asyncio.run(mirror.uncommitted()) == (
+        "manifests/a.yaml",
+        "manifests/b.yaml",
+        "manifests/c.yaml",
+        "manifests/new one.yml",
+    )
+    bare = make_work("bare", bare=True)
+    assert asyncio.run(Mirror(objects, remote_of(str(bare.path), base=Path("/"))).uncommitted()) == ()
+
+
 def test_a_rewritten_branch_is_followed_and_an_applied_commit_kept(mirror: Mirror, work: Any) -> None:
     first = work.commit({"manifests/a.yaml": "a: applied\n"})
     assert asyncio.run(mirror.newest()) == first
