@@ -15,6 +15,7 @@ from llmgw.core.moves.basis import observed_digest
 from llmgw.core.moves.guards import (
     blocked_change,
     blocked_removals,
+    diverged_history,
     emptied,
     refuse_going_back,
     refuse_other_secret,
@@ -42,13 +43,14 @@ from llmgw.model.report import Observed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """What the shell knows and a person may allow. ``strict_ancestor``: the commit is a strict ancestor of the recorded one.
+    """What the shell knows and a person may allow. ``strict_ancestor``: the commit is a strict ancestor of the recorded one; ``diverged``: neither comes after the other.
     ``record_commit`` and ``record_at`` say which record an offline plan was made from. Agents older than ``agent_version``
     are upgraded."""
 
     allow_prune: bool = False
     allow_rollback: bool = False
     strict_ancestor: bool = False
+    diverged: bool = False
     offline: bool = False
     worktree: bool = False
     key_id: str = ""
@@ -98,6 +100,8 @@ def plan(
         now=now,
         renamed=new_names,
     )
+    if options.diverged:
+        round_.told.warnings.append(diverged_history(record, desired))
     settle_nodes(round_, agent_version=desired.fleet.agent.version or options.agent_version)
     remove_models(round_, replicas, blocked)
     _adopt(round_, adopted)

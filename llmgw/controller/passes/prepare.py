@@ -70,10 +70,12 @@ async def plan_again(
 ) -> Plan:
     """The plan alone, from what is known already."""
     ended = record.last_pass.ended if record.last_pass else None
+    goes_back, diverged = await _against_record(fleet, desired.commit, record)
     options = PlanOptions(
         allow_prune=wish.allow_prune,
         allow_rollback=wish.allow_rollback,
-        strict_ancestor=await _goes_back(fleet, desired.commit, record),
+        strict_ancestor=goes_back,
+        diverged=diverged,
         offline=wish.offline,
         worktree=wish.worktree is not None,
         key_id=record.key_id,
@@ -103,11 +105,13 @@ def draining(desired: Desired, name: str) -> Desired:
     return replace(desired, nodes={**desired.nodes, name: replace(node, spec=replace(node.spec, drain=True))})
 
 
-async def _goes_back(fleet: Fleet, commit: Commit | None, record: Record) -> bool:
-    """Whether the commit is a strict ancestor of the one that was applied last."""
-    if commit is None or record.commit is None or commit == record.commit:
-        return False
-    return await fleet.source.is_ancestor(commit, record.commit)
+async def _against_record(fleet: Fleet, commit: Commit | None, record: Record) -> tuple[bool, bool]:
+    """Whether the commit is a strict ancestor of the one that was applied last, and whether the two have diverged."""
+    applied = record.commit
+    if commit is None or applied is None or commit == applied:
+        return False, False
+    goes_back = await fleet.source.is_ancestor(commit, applied)
+    return goes_back, not goes_back and not await fleet.source.is_ancestor(applied, commit)
 
 
 def _first_record(fleet: Fleet, wish: Wish) -> Record:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from llmgw.core.amounts import plural
 from llmgw.model.desired import Desired
-from llmgw.model.plan import Action, Change
+from llmgw.model.plan import Action, Change, Notice
 from llmgw.model.problems import StalledError
 from llmgw.model.record import ModelRecord, Record, ReplicaRecord
 
@@ -24,6 +24,14 @@ def refuse_going_back(record: Record, desired: Desired, *, strict_ancestor: bool
             f"(serial {record.serial}): applying it would undo what came between. Use --allow-rollback if that is meant, "
             "or `llmgw rollback`, which makes a new commit"
         )
+
+
+def diverged_history(record: Record, desired: Desired) -> Notice:
+    """Applied all the same: people rewrite history and change branches on purpose. But never without being told."""
+    return Notice(
+        text=f"commit {(desired.commit or '')[:12]} does not come after {(record.commit or '')[:12]}, which was applied last "
+        f"(serial {record.serial}): history was rewritten, or this is another branch"
+    )
 
 
 def removed_models(record: Record, desired: Desired) -> tuple[str, ...]:

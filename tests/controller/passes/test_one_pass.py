@@ -23,7 +23,7 @@ from llmgw.model.problems import (
 )
 from llmgw.model.record import Outcome, Record
 from llmgw.wire.messages import NO_SPACE
-from tests.controller.passes.pretend import SECRET, Model, World
+from tests.controller.passes.pretend import SECRET, Branch, Model, World
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -363,6 +363,26 @@ def test_going_back_behind_the_applied_commit_needs_to_be_allowed() -> None:
             await world.apply(wish=Wish(commit=first))
         result = await world.apply(wish=Wish(commit=first, allow_rollback=True))
         assert result.outcome is not None
+
+    run(main())
+
+
+def test_history_that_was_rewritten_is_applied_and_told() -> None:
+    class Rewritten(Branch):
+        async def is_ancestor(self, older: Commit, newer: Commit) -> bool:
+            return older == newer
+
+    async def main() -> None:
+        world = World()
+        await world.settle()
+        assert not (await world.apply()).plan.warnings
+        before = world.branch.tip
+        world.branch = Rewritten(world.branch.nodes, Model())
+        world.branch.commit_models(Model(replicas=2))
+        result = await world.apply()
+        (notice,) = result.plan.warnings
+        assert notice.text.startswith(f"commit {world.branch.tip[:12]} does not come after {before[:12]}")
+        assert result.record.commit == world.branch.tip
 
     run(main())
 
