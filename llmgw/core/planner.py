@@ -167,6 +167,7 @@ def _finish(round_: Round, record: Record, options: PlanOptions, drifts: tuple[D
         steps=round_.book.finish(),
         warnings=tuple(round_.told.warnings),
         waiting=tuple(sorted(round_.told.waiting)),
+        due=min(round_.told.due, default=None),
         unchanged=round_.told.unchanged,
     )
 

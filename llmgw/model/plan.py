@@ -185,6 +185,8 @@ class Plan:
     warnings: tuple[Notice, ...] = ()
     waiting: tuple[str, ...] = ()
     """What is on its way without a command: ``model/chat/0 is loading since …``; empty when all is settled."""
+    due: datetime | None = None
+    """When something of that may be done by itself, without anybody telling: the end of a pause."""
     unchanged: int = 0
     errored: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)

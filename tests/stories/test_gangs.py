@@ -85,35 +85,31 @@ def test_a_gang_starts_on_two_nodes_and_is_one_endpoint(stage: Stage) -> None:
     stage.golden("gang")
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_takes_the_whole_replica_along_and_all_of_it_comes_back(
-    stage: Stage, rank: int
-) -> None:
+def test_a_killed_rank_takes_the_whole_replica_along_and_all_of_it_comes_back(stage: Stage) -> None:
     stage.commit("Serve chat on two nodes", **nodes(stage), chat=gang())
     assert stage.llmgw("apply", "--yes", golden=False).code == 0
-    before = engines(stage)
-    before[rank].send_signal(signal.SIGKILL)
-    until(lambda: not before[rank].is_running(), "the engine to die")
-    until(lambda: "failed" in {it["state"] for it in replica(stage)["ranks"]}, "its agent to see it")
-    stage.say(f"the engine of rank {rank} was killed")
-    if rank == 1:
-        stage.llmgw("plan")
-    again = stage.llmgw("apply", "--yes", golden=False)
-    assert again.code == 0, again.err
-    after = engines(stage)
-    assert set(after) == {0, 1}
-    assert not {it.pid for it in before.values()} & {it.pid for it in after.values()}
-    row = replica(stage)
-    assert (row["state"], row["replica"].rpartition(".")[2]) == ("ready", "2")
+    for placement, rank in enumerate((1, 0), start=2):
+        before = engines(stage)
+        before[rank].send_signal(signal.SIGKILL)
+        until(lambda: "failed" in {it["state"] for it in replica(stage)["ranks"]}, "its agent to see it")
+        if rank == 1:
+            stage.say("the engine of rank 1 was killed")
+            stage.llmgw("plan")
+        again = stage.llmgw("apply", "--yes", golden=False)
+        assert again.code == 0, again.err
+        after = engines(stage)
+        assert set(after) == {0, 1}
+        assert not {it.pid for it in before.values()} & {it.pid for it in after.values()}
+        row = replica(stage)
+        assert (row["state"], row["replica"].rpartition(".")[2]) == ("ready", str(placement))
+        if rank == 1:
+            stage.llmgw("history")
+            stage.golden("gang-rank-lost")
     assert stage.llmgw("plan", "--detailed-exitcode", golden=False).code == 0
-    if rank == 1:
-        stage.llmgw("history")
-        stage.golden("gang-rank-lost")
     stage.commit("Serve nobody", chat=None)
     assert stage.llmgw("apply", "--yes", "--allow-prune", golden=False).code == 0
     assert not stage.engines()
-    shims = [it for it in stage.processes() if "shim" in " ".join(it.cmdline())]
-    assert not shims
+    assert not [it for it in stage.processes() if "shim" in " ".join(it.cmdline())]
 
 
 def test_gangs_are_scaled_and_replaced_as_wholes(stage: Stage) -> None:

@@ -41,6 +41,7 @@ class Told:
     changes: list[Change] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
     warnings: list[Notice] = field(default_factory=list)
+    due: list[datetime] = field(default_factory=list)
     unchanged: int = 0
 
 

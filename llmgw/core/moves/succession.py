@@ -190,10 +190,13 @@ def _rests(round_: Round, want: Want, goal: DesiredModel, failed: Attempts) -> b
     if kept.ranks and stand.total < stand.allowed:
         _take(round_, want, stand.next_id(goal, want.ordinal), kept)
     stand.moving = True
+    round_.told.due.append(again)
     address = stand.address(want.ordinal)
-    told = f"started again at {at(again)}, {failed.count} of {plural(most, 'attempt')} failed"
-    round_.told.waiting.append(f"{address} is {told}: {failed.error}")
-    round_.told.changes.append(replace(_change(want), reason=f"{want.reason}; {told}"))
+    tried = f"{failed.count} of {plural(most, 'attempt')} failed"
+    round_.told.waiting.append(f"{address} is started again at {at(again)}, {tried}: {failed.error}")
+    # Without the time: two plans made a moment apart say the same.
+    reason = f"{want.reason}; {tried}, started again after a pause"
+    round_.told.changes.append(replace(_change(want), reason=reason))
     return True
 
 
