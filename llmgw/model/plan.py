@@ -188,7 +188,6 @@ class Plan:
     due: datetime | None = None
     """When something of that may be done by itself, without anybody telling: the end of a pause."""
     unchanged: int = 0
-    errored: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -9,10 +9,10 @@ from typing import Any
 import psutil
 import pytest
 
-from llmgw.redaction import Redactor
 from llmgw.controller.repo.failures import FailureKind, GitError, explained, kind_of
 from llmgw.controller.repo.git import Git, GitEnvironment, How
 from llmgw.model.problems import RetryError, StalledError
+from llmgw.redaction import Redactor
 
 
 def run(git: Git, *arguments: str, **rest: Any) -> Any:
