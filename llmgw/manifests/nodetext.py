@@ -12,6 +12,7 @@ from typing import Final
 from llmgw.model.manifest import API_VERSION, Expect, NodeSpec, Ssh
 
 _PLAIN: Final = re.compile(r"^[A-Za-z/~][A-Za-z0-9 ._/~@-]*[A-Za-z0-9._/~@-]$|^[a-z]$")
+_IPV4: Final = re.compile(r"^\d{1,3}(\.\d{1,3}){3}$")
 _USUAL: Final = Ssh(host="")
 _WORDS_OF_YAML: Final = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
 
@@ -49,7 +50,7 @@ def node_text(name: str, spec: NodeSpec, *, remarks: Remarks, schema: str | None
 
 def scalar(text: str) -> str:
     """As YAML that can mean nothing else than this text."""
-    if _PLAIN.match(text) and text.lower() not in _WORDS_OF_YAML:
+    if _IPV4.match(text) or (_PLAIN.match(text) and text.lower() not in _WORDS_OF_YAML):
         return text
     return json.dumps(text)
 
@@ -83,7 +84,7 @@ def _list(key: str, items: Iterable[str]) -> Iterator[str]:
 
 
 def _address(spec: NodeSpec, ssh: Ssh, remark: str) -> Iterator[str]:
-    yield f"# Engines listen on this address{f': {remark}' if remark else '.'}"
+    yield f"# Engines listen on this address{f' ({remark})' if remark else ''}; other machines reach them there."
     if spec.address is not None:
         yield f"address: {scalar(spec.address)}"
     else:

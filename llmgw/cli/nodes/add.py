@@ -95,15 +95,11 @@ async def _add(
             fleet.tree.check(guess, branch=opened.settings.branch, doing=f"adding {host}")
         spec = await _pinned(opened, fleet, spec, host_keys=host_keys, yes=yes)
         looked = await joining.look(
-            spec,
-            ssh=opened.ssh,
-            bootstrap=opened.bootstrap,
-            fleet=await _fleet_id(opened),
-            name=name or joining.NEW,
+            spec, ssh=opened.ssh, bootstrap=opened.bootstrap, fleet=await _fleet_id(opened), name=name
         )
-    name = name or adding.name_of(at.host, looked.facts)
+    name = looked.name
     spec, remark = adding.spec_of(spec, looked.facts, address=address)
-    _tell(name, looked)
+    _tell(looked)
     return _write(fleet, name, spec, looked, remark=remark, yes=yes, no_commit=no_commit)
 
 
@@ -169,8 +165,8 @@ def _agreed(
 # ---- what it is ------------------------------------------------------------------------------------------
 
 
-def _tell(name: str, looked: Looked) -> None:
-    output.say(f"{name}:")
+def _tell(looked: Looked) -> None:
+    output.say(f"{looked.name}:")
     told = adding.described(looked.facts)
     width = max(len(key) for key, _ in told)
     for key, value in told:
@@ -233,8 +229,6 @@ def _commit(fleet: Written, path: str, name: str, spec: NodeSpec) -> int:
         raise
     output.say(f"Committed {path} ({commit}).")
     push = fleet.tree.push_hint()
-    steps = [push] if push else []
-    output.say(
-        f"Next: {' && '.join([*steps, 'llmgw plan'])}; apply installs its agent, or llmgw node bootstrap {name}"
-    )
+    steps = " && ".join([*([push] if push else []), "llmgw plan", "llmgw apply"])
+    output.say(f"Next: {steps}, which installs its agent; or only that: llmgw node bootstrap {name}")
     return output.DONE

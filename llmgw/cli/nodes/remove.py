@@ -23,12 +23,14 @@ from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.onenode import (
     demands,
     evicting,
+    forgetting,
     in_the_way,
     last_of_protected,
     replicas_on,
     what_runs,
 )
 from llmgw.controller.passes.prepare import Prepared, Wish, applied, own_secret, prepare
+from llmgw.controller.passes.progress import Silent
 from llmgw.controller.passes.reconcile import one_pass
 from llmgw.controller.passes.settle import settle
 from llmgw.controller.passes.values import PassRequest
@@ -90,6 +92,8 @@ async def _remove(asked: Asked, asking: Asking) -> int:
                 return code
         elif not asking.yes:
             click.confirm(f"Nothing of this fleet runs on {node.name}. Remove it?", abort=True, err=True)
+        if reachable and asking.everything:
+            await _forget(opened, links, wish, node.name, allow_unpushed=asking.allow_unpushed)
         await links.drop(node.name)
         if reachable:
             await _take_away(opened, node, prepared.record, everything=asking.everything)
@@ -217,6 +221,19 @@ def _not_empty(name: str, record: Record, errors: tuple[str, ...]) -> int:
 # ---- taking the agent away -----------------------------------------------------------------------------
 
 
+async def _forget(opened: Opened, links: Links, wish: Wish, name: str, *, allow_unpushed: bool) -> None:
+    """Orders of what has stopped keep a machine from being cleared."""
+    request = PassRequest(
+        wish=wish,
+        instead=forgetting(name),
+        allow_unpushed=allow_unpushed,
+        lock_timeout=opened.settings.lock_timeout,
+    )
+    result = await one_pass(opened.fleet, request, links=links, halt=Halt(), progress=Silent())
+    if result.errors:
+        raise StalledError(f"clearing {name}: {'; '.join(result.errors)}: try again, or without --everything")
+
+
 async def _take_away(opened: Opened, node: DesiredNode, record: Record, *, everything: bool) -> None:
     left = await uninstall(
         node,
@@ -237,9 +254,12 @@ def _last_words(node: DesiredNode, paper: Removal | None, *, in_git: bool) -> in
         commit = paper.carry_out()
         push = paper.tree.push_hint()
         output.say(f"Removed it from {paper.path} ({commit}).")
-        output.say(
-            f"Next: {' && '.join([*([push] if push else []), 'llmgw apply'])}, which forgets it; before that, an apply would set it up again"
-        )
+        if push:
+            output.say(
+                f"Next: {push}, before somebody applies and sets it up again; then llmgw apply forgets it."
+            )
+        else:
+            output.say("Next: llmgw apply, which forgets it.")
     elif in_git:
         output.say(f"Next: remove it from {node.where} by a commit; until then, an apply sets it up again.")
     else:

@@ -87,7 +87,7 @@ def refuse_taken(manifests: Manifests, *, name: str | None, host: str, port: int
             )
         if spec.ssh is not None and (spec.ssh.host.lower(), spec.ssh.port) == (host.lower(), port):
             raise StalledError(
-                f"adding {host}: {manifest.where} reaches the node {other} there already: one machine is one node"
+                f"adding {host}: {manifest.where} reaches {other} there already: one machine is one node"
             )
         taken = spec.address or (spec.ssh.host if spec.ssh is not None else None)
         if taken is not None and taken.lower() == address.lower():
@@ -259,7 +259,7 @@ def adapters(facts: Facts) -> list[str]:
 
 def remark_lines(facts: Facts) -> list[str]:
     """What a manifest's comment tells of the machine: what a reader years later still wants to know."""
-    gpus = "; ".join(text for key, text in _gpus(facts) if key == "GPUs")
+    gpus = "; ".join(text for key, text in _gpus(facts) if key == "GPUs") if facts.gpus else "No GPU"
     return [
         f"{gpus}. {plural(facts.cpus, 'processor')}, {size(facts.memory_total)} of memory, {facts.os or facts.kernel}, {facts.arch}.",
         "As it was when it was added; `llmgw node show` tells what it is now.",

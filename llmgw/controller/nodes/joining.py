@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 USUAL_KEYS: Final = ("id_ed25519", "id_ecdsa", "id_rsa")
 AGENT_SOCKET: Final = "SSH_AUTH_SOCK"
-NEW: Final = "(new)"
-"""How messages call the file of a node that has no name yet."""
+NEW: Final = "its manifest to be"
+"""How messages call the file of a node that has none yet. The node itself they call by its host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
     """``problems`` keep an agent from being installed as it is; ``notes`` are worth knowing."""
 
+    name: str
     facts: Facts
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
@@ -93,7 +94,7 @@ async def jump_keys(spec: NodeSpec) -> "tuple[HostKey, ...]":
     assert spec.ssh.jump is not None
     at = adding.door(spec.ssh.jump)
     way = addressed(
-        Where(file=NEW), node=NEW, host=at.host, port=at.port or 22, user=at.user or spec.ssh.user
+        Where(file=NEW), node=at.host, host=at.host, port=at.port or 22, user=at.user or spec.ssh.user
     )
     return await _shown(way)
 
@@ -103,9 +104,9 @@ async def machine_keys(spec: NodeSpec, around: Surroundings) -> "tuple[HostKey, 
     assert spec.ssh is not None
     if spec.ssh.jump is None:
         ssh = spec.ssh
-        way = addressed(Where(file=NEW), node=NEW, host=ssh.host, port=ssh.port, user=ssh.user)
+        way = addressed(Where(file=NEW), node=ssh.host, host=ssh.host, port=ssh.port, user=ssh.user)
     else:
-        way = login_of(adding.node_of(NEW, spec, file=NEW), around)
+        way = login_of(adding.node_of(spec.ssh.host, spec, file=NEW), around)
     return await _shown(way)
 
 
@@ -116,15 +117,18 @@ async def _shown(way: object) -> "tuple[HostKey, ...]":
 
 
 async def look(
-    spec: NodeSpec, *, ssh: SshTransport, bootstrap: Bootstrap, fleet: str, name: str = NEW
+    spec: NodeSpec, *, ssh: SshTransport, bootstrap: Bootstrap, fleet: str, name: str | None
 ) -> Looked:
-    """Logs in with the keys pinned and looks. Raises RetryError or StalledError where that can't be done."""
-    node = adding.node_of(name, spec, file=NEW)
-    connection = await ssh.connection(node)
-    machine = await bootstrap.look(connection, node)
+    """Logs in with the keys pinned and looks. ``name`` None: what the machine's name gives. Raises RetryError or StalledError
+    where that can't be done."""
+    assert spec.ssh is not None
+    host = spec.ssh.host
+    node = adding.node_of(name or host, spec, file=NEW)
+    machine = await bootstrap.look(await ssh.connection(node), node)
     facts = await ssh.probe(node)
+    name = name or adding.name_of(host, facts)
     found = checks.problems(machine, Asked(node=name, fleet=fleet, spec=spec))
-    return Looked(facts=facts, problems=found, notes=checks.notes(machine))
+    return Looked(name=name, facts=facts, problems=found, notes=checks.notes(machine))
 
 
 def pinned(spec: NodeSpec, keys: "Sequence[HostKey]", *, jump: bool = False) -> NodeSpec:

@@ -26,6 +26,7 @@ PROBE: Final = Path(llmgw.__file__).parent / "runtime" / "factprobe.py"
 PROBE_WITHIN: Final = 30.0
 UP_WITHIN: Final = 60.0
 """Seconds for a started agent to answer: Python's start and the adoption of what runs, on a machine that is busy."""
+STARTS_IT: Final = "the next `llmgw apply` starts it"
 MAX_SETTINGS: Final = 1024 * 1024
 MAX_FACTS: Final = 8 * 1024 * 1024
 
@@ -192,14 +193,14 @@ def _dial(node: str, work: Path) -> socket.socket:
     try:
         folder = os.open(work, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as wrong:
-        raise NoAgentError(f"node {node}: no agent in {work}: {wrong.strerror}") from wrong
+        raise NoAgentError(f"node {node}: no agent in {work}: {wrong.strerror}: {STARTS_IT}") from wrong
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         connection.setblocking(False)
         connection.connect(f"/proc/self/fd/{folder}/{SOCKET}")
     except (FileNotFoundError, ConnectionRefusedError) as wrong:
         connection.close()
-        raise NoAgentError(f"node {node}: no agent listens in {work}") from wrong
+        raise NoAgentError(f"node {node}: no agent listens in {work}: {STARTS_IT}") from wrong
     except BlockingIOError as wrong:
         connection.close()
         raise RetryError(f"node {node}: its agent in {work} is too busy to take connections") from wrong

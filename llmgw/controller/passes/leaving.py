@@ -8,6 +8,7 @@ from llmgw.controller.nodes.bootstrap.install import Bootstrap
 from llmgw.controller.nodes.local import LocalTransport
 from llmgw.controller.nodes.ssh.transport import SshTransport
 from llmgw.controller.passes.lease import crashed_pass
+from llmgw.core.seen.condition import ENDED
 from llmgw.model.desired import DesiredNode
 from llmgw.model.ids import FleetId
 from llmgw.model.report import NodeObservation, Reach
@@ -53,5 +54,5 @@ def strays(seen: NodeObservation, recorded: frozenset[str]) -> tuple[str, ...]:
     return tuple(
         shard.shard
         for shard in seen.report.shards
-        if shard.state not in ("stopped", "failed") and shard.replica not in recorded
+        if shard.state not in ENDED and shard.replica not in recorded
     )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from llmgw.controller.passes.prepare import Prepared
 from llmgw.core.amounts import names, plural
 from llmgw.core.moves.steps import BOOTSTRAP_WITHIN, COMMAND_WITHIN
-from llmgw.core.seen.condition import Health, condition
+from llmgw.core.seen.condition import ENDED, Health, condition
 from llmgw.core.seen.survey import survey
 from llmgw.model.desired import Desired, DesiredModel, DesiredNode
 from llmgw.model.ids import shard_id
@@ -62,6 +62,32 @@ def evicting(node: str) -> MakePlan:
             changes=tuple(_stopped(replica, why) for replica in going),
             steps=tuple(step for replica in going for step in _stops(replica, why)),
         )
+
+    return make
+
+
+def forgetting(node: str) -> MakePlan:
+    """Drops the orders of what has ended on one node and nobody records, so that nothing on it is still to be kept."""
+
+    def make(prepared: Prepared) -> Plan:
+        report = prepared.observed.nodes[node].report
+        ended = [
+            shard.shard
+            for shard in (report.shards if report is not None else ())
+            if shard.state in ENDED and shard.replica not in prepared.record.replicas
+        ]
+        steps = tuple(
+            Step(
+                id=f"forget {shard}",
+                kind=StepKind.FORGET,
+                node=node,
+                shard=shard,
+                reason=f"{node} is being removed",
+                timeout=COMMAND_WITHIN,
+            )
+            for shard in ended
+        )
+        return _instead(prepared, changes=(), steps=steps)
 
     return make
 

@@ -12,7 +12,7 @@ from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.progress import Progress
 from llmgw.controller.passes.reconcile import one_pass
 from llmgw.controller.passes.values import PassRequest, PassResult, SupersededError
-from llmgw.controller.passes.watch import Watch
+from llmgw.controller.passes.watch import Watch, unquiet
 from llmgw.model.plan import StepKind
 from llmgw.model.problems import HeldError, LlmgwError
 
@@ -42,7 +42,8 @@ class Settled:
 async def settle(
     fleet: Fleet, request: PassRequest, *, links: Links, halt: Halt, progress: Progress
 ) -> Settled:
-    """Raises what the first pass raises; later trouble ends the waiting and stands in the last result's ``halted``."""
+    """Raises what the first pass raises, and HeldError as long as nothing was done; later trouble ends the waiting and
+    stands in the last result's ``halted``."""
     first = await one_pass(fleet, request, links=links, halt=halt, progress=progress)
     so_far = _SoFar(first)
     if _known_after_bootstrap(request):
@@ -58,6 +59,8 @@ async def settle(
     except SupersededError as moved:
         so_far.end(str(moved))
     except HeldError as held:
+        if not so_far.told().worked:
+            raise  # the same as if they had been there first
         so_far.end(f"somebody else went on with this fleet: {held}")
     except LlmgwError as failed:
         so_far.end(f"waiting ended: {failed}")
@@ -130,11 +133,20 @@ class _SoFar:
         done = set(self.last.done)
         if any(step.kind in opened for step in self.last.plan.commands if step.id in done):
             return 0  # what comes after can be done at once
-        return LOOK_AGAIN
+        plan = self.last.plan
+        pause = (plan.due - plan.created).total_seconds() if plan.due is not None else LOOK_AGAIN
+        return min(max(pause, 0), LOOK_AGAIN)
 
 
 def _fruitless(result: PassResult) -> bool:
     """Failed, with nothing on its way, and nothing done that brings the fleet nearer to what is asked for."""
     done = set(result.done)
     moved = any(step.kind in _MOVES for step in result.plan.commands if step.id in done)
-    return bool(result.errors) and not moved and not result.plan.waiting
+    return bool(result.errors) and not moved and not _stirs(result)
+
+
+def _stirs(result: PassResult) -> bool:
+    """Whether something is on its way by itself. A plan may also be waiting for what its own failing command brings,
+    such as the agent that knows a replica: that is nothing to wait for."""
+    reports = (node.report for node in result.prepared.observed.nodes.values())
+    return bool(result.plan.waiting) and any(unquiet(report) for report in reports if report is not None)

@@ -127,8 +127,11 @@ def _watched(last: PassResult) -> tuple[str, ...]:
     """Nodes where something may happen that the next pass waits for."""
     busy = {step.node for step in last.plan.steps if step.node is not None}
     for name, node in last.prepared.observed.nodes.items():
-        if node.reach is Reach.OK and node.report is not None:
-            states = [it.state for it in node.report.shards] + [it.state for it in node.report.jobs]
-            if any(state not in _QUIET for state in states):
-                busy.add(name)
+        if node.reach is Reach.OK and node.report is not None and unquiet(node.report):
+            busy.add(name)
     return tuple(sorted(busy & set(last.prepared.desired.nodes)))
+
+
+def unquiet(report: Report) -> bool:
+    """Whether some shard or job of the node is on its way."""
+    return any(state not in _QUIET for state in _states(report).values())
