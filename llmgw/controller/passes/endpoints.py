@@ -12,6 +12,7 @@ from pathlib import Path
 
 from llmgw.controller.passes.saved import write_private
 from llmgw.controller.secrets import replica_key
+from llmgw.model.ids import digest
 from llmgw.model.problems import StalledError
 from llmgw.model.record import FORMAT, Endpoint, Record
 
@@ -177,7 +178,9 @@ def _authority(endpoint: Endpoint) -> str:
 
 
 def _word(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in name)
+    """A variable's name, another for every model: ``a-b`` becomes ``a_b``, so ``a.b`` must be something else."""
+    word = name.replace("-", "_").replace(".", "_")
+    return f"{word}_{digest(name)[:8]}" if "." in name else word
 
 
 def write(text: str, path: Path) -> None:

@@ -1,7 +1,9 @@
 """Where models answer, in the words of those who want to reach them."""
 
 import json
+import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,6 +128,17 @@ def test_nginx_sends_each_request_with_the_key_of_the_replica_it_goes_to() -> No
     assert '    * "[fd00::1]:18000";' in text
     assert text.count("split_clients") == 2
     assert text.count("{") == text.count("}")
+
+
+def test_models_whose_names_differ_in_a_dot_do_not_share_an_nginx_variable() -> None:
+    """They did: nginx then sent the requests of both to the one that came last."""
+    one, other = found("chat")[0], found("chat")[1]
+    dashed = replace(one, endpoint=replace(one.endpoint, model="qwen2-5"))
+    dotted = replace(other, endpoint=replace(other.endpoint, model="qwen2.5"))
+    text = as_format((dashed, dotted), "nginx")
+    named = re.findall(r'^split_clients "\$request_id" (\$\w+) {', text, re.MULTILINE)
+    assert named[0] == "$llmgw_qwen2_5"
+    assert len(set(named)) == 2
 
 
 def test_prometheus_scrapes_draining_replicas_too_and_gets_no_key() -> None:
