@@ -94,17 +94,13 @@ def measured(base: Path) -> list[Row]:
 def page(rows: list[Row]) -> str:
     head = (
         "# Benchmarks\n\nMade by `make bench`: medians of whole processes, start included, on one machine "
-        f"({os.cpu_count()} cores, Python {platform.python_version()}, Linux {platform.release().split('-')[0]}). "
+        f"({os.cpu_count()} cores, Python {platform.python_version()}, Linux {platform.release().split('-')[0]}; "
+        f"load {os.getloadavg()[2]:.1f} from this and all else). "
         "Shared machines are noisy: read ratios between rows, and CPU before wall time. A node has 8 GPUs, a model 10 "
         "replicas of 2 GPUs; plans are offline, from the record on the state branch, so no agent's answer is in them.\n\n"
         "| what | wall | CPU | peak memory | target |\n|---|---|---|---|---|\n"
     )
-    return head + "\n".join(row.cells() for row in rows) + "\n\n" + _notes()
-
-
-def _notes() -> str:
-    notes = ROOT / "docs" / "benchmarks-notes.md"
-    return notes.read_text() if notes.exists() else ""
+    return head + "\n".join(row.cells() for row in rows) + "\n"
 
 
 def main() -> None:
