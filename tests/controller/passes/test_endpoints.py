@@ -132,7 +132,7 @@ def test_nginx_sends_each_request_with_the_key_of_the_replica_it_goes_to() -> No
 
 def test_models_whose_names_differ_in_a_dot_do_not_share_an_nginx_variable() -> None:
     """They did: nginx then sent the requests of both to the one that came last."""
-    one, other = found("chat")[0], found("chat")[1]
+    one, other = (it for it in found("chat") if it.endpoint.state == "ready")
     dashed = replace(one, endpoint=replace(one.endpoint, model="qwen2-5"))
     dotted = replace(other, endpoint=replace(other.endpoint, model="qwen2.5"))
     text = as_format((dashed, dotted), "nginx")
