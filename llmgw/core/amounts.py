@@ -41,3 +41,14 @@ def names(items: Iterable[str]) -> str:
     if len(listed) > NAMES_SHOWN + 1:
         return f"{', '.join(listed[:NAMES_SHOWN])} and {len(listed) - NAMES_SHOWN} more"
     return " and ".join(part for part in (", ".join(listed[:-1]), *listed[-1:]) if part)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """``0-3, 6`` for 0, 1, 2, 3 and 6."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -94,6 +94,24 @@ def test_a_gpu_held_by_somebody_else_is_not_free_and_named() -> None:
     assert "50.0 GiB free" in refused.have
 
 
+def test_gpus_in_the_same_hands_are_told_together() -> None:
+    """A full node of eight filled a screen with one name."""
+    finder = placer(with_gpus("gpu01", *(gpu("gpu01", index) for index in range(8))))
+    finder.claim("chat-00000000-0.1", place(finder, request(Gpus(per_node=7))).ranks)
+    assert only(place(finder, request(Gpus(per_node=2)))).have == (
+        "1 of 8 GPUs free; each of GPUs 0-6 is held by chat-00000000-0.1-r0"
+    )
+
+
+def test_what_is_not_told_by_name_is_counted() -> None:
+    finder = placer(with_gpus("gpu01", *(gpu("gpu01", index) for index in range(5))))
+    for ordinal in range(5):
+        finder.claim(f"chat-00000000-{ordinal}.1", place(finder, request()).ranks)
+    assert only(place(finder, request())).have.endswith(
+        "GPU 3 is held by chat-00000000-3.1-r0; 1 more is held"
+    )
+
+
 def test_a_share_still_fits_beside_somebody_else() -> None:
     finder = placer(with_gpus("gpu01", gpu("gpu01", 0, processes=(stranger(30 * GIB),))))
     assert where(place(finder, request(Gpus(share=Size(40 * GIB))))) == ["gpu01"]

@@ -45,6 +45,20 @@ def test_a_row_says_what_runs_where_and_what_it_computes_on() -> None:
     assert [each.keyword for each in world.plan().drift] == ["on-cpu"]
 
 
+def test_many_gpus_take_little_room() -> None:
+    """Eight GPUs made the row of a replica wider than any terminal."""
+    seen = shown(world_of_two())
+    row = seen.replicas[0]
+    for gpus, told in (
+        ([f"gpu01:{index}" for index in range(8)], " 0-7 "),
+        (["gpu01:0", "gpu01:1", "gpu01:5"], " 0-1,5 "),
+        (["gpu01:0", "gpu01:1", "gpu02:0", "gpu02:1"], " gpu01:0-1 gpu02:0-1 "),
+        (["GPU-8d3f", "gpu01:1"], " GPU-8d3f,gpu01:1 "),
+    ):
+        text = render.status_text(replace(seen, replicas=(replace(row, gpus=tuple(gpus)),)))
+        assert told in text
+
+
 def test_what_is_wrong_stands_below_its_row() -> None:
     world = world_of_two()
     state = world.nodes["gpu01"]

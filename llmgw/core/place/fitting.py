@@ -1,16 +1,17 @@
 """Does one rank fit on one node right now: which GPUs and ports it would get, or what is missing, with numbers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmgw.core.adapter import Need
-from llmgw.core.amounts import plural, size
+from llmgw.core.amounts import plural, ranges, size
 from llmgw.core.place.claims import GpuLedger, NodeLedger
 from llmgw.model.claims import GpuClaim
 from llmgw.model.manifest import Gpus
 
 NOBODY: frozenset[str] = frozenset()
 BLAMED = 4
-"""GPUs whose holders are named one by one; the others are counted."""
+"""Holders that are named one by one; the GPUs of the others are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,16 +113,29 @@ def need_text(gpus: Gpus, need: Need) -> str:
     return " and ".join(parts) or plural(need.ports, "free port")
 
 
+def _held(kin: Sequence[GpuLedger]) -> list[str]:
+    """Who holds which GPUs: those in the same hands are told together."""
+    groups: dict[str, list[int]] = {}
+    for entry in kin:
+        if not entry.whole():
+            groups.setdefault(entry.state(), []).append(entry.gpu.index)
+    told = [
+        f"GPU {indices[0]} {state}" if len(indices) == 1 else f"each of GPUs {ranges(indices)} {state}"
+        for state, indices in groups.items()
+    ]
+    rest = sum(len(indices) for indices in list(groups.values())[BLAMED:])
+    return [*told[:BLAMED], f"{rest} more {'is' if rest == 1 else 'are'} held"] if rest else told
+
+
 def describe(ledger: NodeLedger, misfit: Misfit, gpus: Gpus, need: Need) -> tuple[str, str, str]:
     """Reason, need and have: the whole story of one node."""
     if misfit.lack == "gpus":
         kin = [entry for entry in ledger.gpus if suits(ledger, entry, gpus, need)]
-        held = [f"GPU {entry.gpu.index} {entry.state()}" for entry in kin if not entry.whole()]
-        more = [f"{len(held) - BLAMED} more are held"] if len(held) > BLAMED else []
+        held = _held(kin)
         if len(kin) < _wanted(gpus):
             return "too few GPUs", need_text(gpus, need), f"{plural(len(kin), 'GPU')} of that kind"
         free = f"{misfit.fitting} of {plural(len(kin), 'GPU')} free" if gpus.share is None else ""
-        have = "; ".join(part for part in (free, *held[:BLAMED], *more) if part)
+        have = "; ".join(part for part in (free, *held) if part)
         return "not enough GPU", need_text(gpus, need), have
     if misfit.lack == "memory":
         if misfit.fitting < 0:

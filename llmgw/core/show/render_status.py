@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from llmgw.core.amounts import at, plural, size, span
+from llmgw.core.amounts import at, plural, ranges, size, span
 from llmgw.core.show.status import JobRow, ModelRow, NodeRow, ReplicaRow, Status
 from llmgw.model.problems import Problem, Where
 
@@ -48,8 +48,8 @@ def _replicas(rows: Sequence[ReplicaRow], paint: Callable[[str, str], str]) -> l
             row.replica,
             row.state if row.recorded else f"{row.state} (unrecorded)",
             ",".join(row.nodes),
-            ",".join(row.gpus) or "-",
-            ",".join(row.computes_on) or "?",
+            _gpus(row.gpus) or "-",
+            _gpus(row.computes_on) or "?",
             at(row.since) if row.since is not None else "",
             row.url,
         )
@@ -61,6 +61,18 @@ def _replicas(rows: Sequence[ReplicaRow], paint: Callable[[str, str], str]) -> l
         lines.append(paint(_line(cell, widths), _SIGNS.get(row.state, "")))
         lines += [f"    {note}" for note in _notes(row)]
     return lines
+
+
+def _gpus(labels: Sequence[str]) -> str:
+    """``0-3`` for ``gpu01:0`` to ``gpu01:3``; with the node where there are several. What has no number stays as it is."""
+    nodes: dict[str, list[int]] = {}
+    for label in labels:
+        node, _, index = label.rpartition(":")
+        if not (node and index.isdigit()):
+            return ",".join(labels)
+        nodes.setdefault(node, []).append(int(index))
+    told = {node: ranges(indices).replace(" ", "") for node, indices in nodes.items()}
+    return "".join(told.values()) if len(told) == 1 else " ".join(map(":".join, told.items()))
 
 
 def _notes(row: ReplicaRow) -> Iterable[str]:

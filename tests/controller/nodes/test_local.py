@@ -26,7 +26,7 @@ GPU = Gpu(uuid="GPU-1", index=0, name="H100", gpu_class="h100-80g", memory_total
 
 def test_a_machine_without_an_agent_says_so(tmp_path: Path) -> None:
     async def main(machine: Machine) -> None:
-        with pytest.raises(NoAgentError):
+        with pytest.raises(NoAgentError, match="the next `llmgw apply` starts it"):
             await machine.transport.connect(machine.node(), fleet=FLEET)
 
     on_machine(tmp_path, main)
