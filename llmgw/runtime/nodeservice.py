@@ -23,6 +23,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -66,7 +67,7 @@ def must(argv: list[str]) -> str:
 
 def read(path: str) -> str | None:
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read()
     except OSError:
         return None
@@ -74,7 +75,7 @@ def read(path: str) -> str | None:
 
 def write_whole(path: str, text: str, mode: int) -> None:
     beside = path + ".llmgw-new"
-    with open(beside, "w", encoding="utf-8") as file:
+    with open(beside, "w", encoding="utf-8", errors="surrogateescape") as file:
         os.fchmod(file.fileno(), mode)
         file.write(text)
         file.flush()
@@ -133,19 +134,14 @@ def change_crontab(work: str, line: str | None) -> None:
 def change_rc_local(work: str, line: str | None) -> None:
     """Right after its first line: what follows may end by ``exit``."""
     path = "/etc/rc.local"
-    text = read(path)
-    if text is None:
-        if line is None:
-            return
-        text = "#!/bin/sh -e\n"
+    text = read(path) or "#!/bin/sh -e\n"
     lines = without(text, work)
     if line:
         at = 1 if lines and lines[0].startswith("#!") else 0
         lines.insert(at, "%s %s" % (line, mark(work)))
     wanted = "\n".join(lines) + "\n"
-    mode = 0o755
-    if wanted != text or (line and os.path.exists(path) and not os.access(path, os.X_OK)):
-        write_whole(path, wanted, mode)
+    if wanted != text or (line and not os.access(path, os.X_OK)):
+        write_whole(path, wanted, 0o755)
 
 
 def unserve(work: str, name: str) -> dict[str, Any]:
@@ -157,7 +153,7 @@ def unserve(work: str, name: str) -> dict[str, Any]:
         run(["systemctl", "daemon-reload"])
     if shutil.which("crontab", path=PATH):
         change_crontab(work, None)
-    if read("/etc/rc.local") is not None and mark(work) in (read("/etc/rc.local") or ""):
+    if mark(work) in (read("/etc/rc.local") or ""):
         change_rc_local(work, None)
     with contextlib.suppress(OSError):
         os.unlink("/etc/local.d/%s.start" % name)
@@ -228,9 +224,16 @@ def main_pid(name: str) -> int:
     return int(said.strip().partition("=")[2] or 0) if code == 0 else 0
 
 
-def start(work: str, name: str, way: str, settings: str, within: str) -> dict[str, Any]:
-    """Starts the agent anew and waits until it listens, with the settings that it should have."""
+def start(work: str, name: str, way: str, settings: str, within: str, before: str) -> dict[str, Any]:
+    """Starts the agent anew and waits until it listens, with the settings that it should have. ``before`` is the agent
+    that is to go, as ``pid:start``: where another one has come since that is right, somebody else has done this."""
     found = holder(work)
+    if (
+        found is not None
+        and "%d:%d" % (found["pid"], found["start"]) != before
+        and is_right(work, name, way, settings)
+    ):
+        return {"pid": found["pid"]}
     if way == "systemd":
         if found is not None and found["pid"] != main_pid(name):
             end(work)
@@ -240,6 +243,16 @@ def start(work: str, name: str, way: str, settings: str, within: str) -> dict[st
     end(work)
     process = spawn(work)
     return wait_up(work, settings, float(within), lambda: ended_by_itself(process))
+
+
+def is_right(work: str, name: str, way: str, settings: str) -> bool:
+    """Whether the agent that runs is of the current bundle, has the settings, and is the service's own."""
+    found = holder(work)
+    if found is None or found["settings"] != settings or not is_process(found) or not listens(work):
+        return False
+    main = os.path.join(work, os.readlink(os.path.join(work, "current")), "main.py")
+    words = (read("/proc/%d/cmdline" % found["pid"]) or "").split("\0")
+    return main in words and (way != "systemd" or found["pid"] == main_pid(name))
 
 
 def spawn(work: str) -> subprocess.Popen[bytes]:
@@ -338,15 +351,30 @@ def stop(work: str, name: str) -> dict[str, Any]:
 
 def do(verb: str, arguments: list[str], payload: bytes) -> dict[str, Any]:
     work, name, *more = arguments
-    if verb == "serve":
-        return serve(work, name, json.loads(payload))
-    if verb == "start":
-        return start(work, name, *more)
-    if verb == "stop":
-        return stop(work, name)
-    if verb == "unserve":
-        return unserve(work, name)
-    raise Refused("no verb %r" % verb)
+    verbs: dict[str, Callable[[], dict[str, Any]]] = {
+        "serve": lambda: serve(work, name, json.loads(payload)),
+        "start": lambda: start(work, name, *more),
+        "stop": lambda: stop(work, name),
+        "unserve": lambda: unserve(work, name),
+    }
+    if verb not in verbs:
+        raise Refused("no verb %r" % verb)
+    with alone(work):
+        return verbs[verb]()
+
+
+@contextlib.contextmanager
+def alone(work: str) -> Iterator[None]:
+    """Two who set up one node at once take turns, verb by verb. The lock is nodesetup.py's."""
+    if not os.path.isdir(work):
+        yield
+        return
+    descriptor = os.open(os.path.join(work, ".setup.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def main(arguments: list[str]) -> None:

@@ -213,6 +213,7 @@ class Bootstrap:
             place,
             "service",
             *("start", work, setup.service, setup.boot.way, setup.settings_digest, str(self.up_within)),
+            f"{inside.holder.pid}:{inside.holder.start}" if inside.holder is not None else "",
             doing="starting its agent",
             timeout=self.up_within + 120,
         )
