@@ -26,6 +26,8 @@ _WAITING: Mapping[StepKind, str] = {
     StepKind.AWAIT_READY: "waiting to be ready",
 }
 _ENDED = frozenset({JobState.DONE.value, JobState.FAILED.value, JobState.CANCELLED.value})
+_SILENT = frozenset({ShardState.READY.value, ShardState.STOPPED.value, ShardState.FAILED.value})
+"""What a replica that was there before says nothing new by."""
 LINE = 60
 """Letters of an engine's last line that are shown."""
 
@@ -95,12 +97,14 @@ class Board:
                 self._stage(
                     row, result.outcome.value, result.error, over=result.outcome is StepOutcome.FAILED
                 )
+            elif result.outcome is StepOutcome.DONE and row.label == f"node {step.node}":
+                self._stage(row, "its agent runs", over=True)
             elif result.outcome is StepOutcome.DEFERRED and step.kind in _WAITING:
                 self._stage_if_new(row, _WAITING[step.kind])
 
     def seen(self, node: str, event: WatchEvent) -> None:
         if event.shard is not None:
-            self._shard(event.shard)
+            self._shard(node, event.shard)
         if event.job is not None:
             self._job(node, event.job)
 
@@ -111,13 +115,24 @@ class Board:
             row = self.rows.get(step.replica)
             return (row,) if row is not None else ()
         if step.kind in (StepKind.BOOTSTRAP, StepKind.INSTALL, StepKind.FETCH):
-            return tuple(row for row in self.rows.values() if row.node == step.node and not row.over)
+            rows = tuple(row for row in self.rows.values() if row.node == step.node and not row.over)
+            return rows if rows or step.kind is not StepKind.BOOTSTRAP else (self._row_of_node(step),)
         return ()
 
-    def _shard(self, shard: ShardReport) -> None:
-        row = self.rows.get(shard.replica)
-        if row is None or (shard.rank and shard.state != ShardState.FAILED.value):
+    def _row_of_node(self, step: Step) -> Row:
+        """For an agent that is started for no replica of this plan, but to know again what its node runs."""
+        fresh = Row(label=f"node {step.node}", node=step.node or "", since=self.now())
+        return self.rows.setdefault(f"node/{step.node}", fresh)
+
+    def _shard(self, node: str, shard: ShardReport) -> None:
+        if shard.rank and shard.state != ShardState.FAILED.value:
             return  # of a gang the leader tells, and whoever fails
+        row = self.rows.get(shard.replica)
+        if row is None and shard.state in _SILENT:
+            return
+        if row is None:  # nothing was commanded of it, and yet it is waited for
+            row = Row(label=_named(shard, node), node=node, since=self.now())
+            self.rows[shard.replica] = row
         last = f"(took {span(shard.loading_seconds)} last time)" if shard.loading_seconds else ""
         match shard.state:
             case ShardState.INSTALLING.value | ShardState.FETCHING.value:
@@ -185,7 +200,15 @@ def _shown(line: str) -> str:
 def _label(step: Step) -> str:
     """``chat/0 on gpu01``; a copy that goes while another comes carries its number."""
     shard = parse_shard_id(step.shard) if step.shard else None
-    name = parse_replica_id(shard[0] if shard else step.replica or "")
+    return _words(shard[0] if shard else step.replica or "", model=step.model, node=step.node)
+
+
+def _named(shard: ShardReport, node: str) -> str:
+    return _words(shard.replica, model=shard.model, node=node)
+
+
+def _words(replica: str, *, model: str | None, node: str | None) -> str:
+    name = parse_replica_id(replica)
     if name is None:
-        return f"{step.replica} on {step.node}"
-    return f"{step.model or name.prefix}/{name.ordinal}.{name.n} on {step.node}"
+        return f"{replica} on {node}"
+    return f"{model or name.prefix}/{name.ordinal}.{name.n} on {node}"

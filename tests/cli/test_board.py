@@ -114,6 +114,29 @@ def test_the_agents_start_shows_at_every_replica_of_its_node() -> None:
     assert line(made, time) == "chat/0.1 on gpu01: starting the agent"
 
 
+def test_an_agent_that_can_not_be_started_again_is_told_while_it_is_tried() -> None:
+    """Nothing but the agent was to be done: no replica had a row, and the waiting was silent for minutes."""
+    time = Time()
+    made = Board(time)
+    begun = replace(step("b", StepKind.BOOTSTRAP), replica=None)
+    made.planned(plan_of(begun))
+    made.step(begun, None)
+    assert line(made, time) == "node gpu01: starting the agent"
+    made.step(begun, StepResult(outcome=StepOutcome.FAILED, error="it ended with 1"))
+    assert line(made, time) == "node gpu01: failed: it ended with 1"
+    made.step(begun, DONE)
+    assert line(made, time) == "node gpu01: its agent runs"
+
+
+def test_a_replica_that_nothing_was_commanded_of_and_that_is_waited_for_gets_a_row() -> None:
+    time = Time()
+    made = Board(time)
+    made.seen("gpu01", WatchEvent(shard=shard("ready")))
+    assert not made.rows, "what was ready before is no news"
+    made.seen("gpu01", WatchEvent(shard=replace(shard("backoff"), last_error="mismatch: port 8000 is taken")))
+    assert line(made, time) == "chat/0.1 on gpu01: backoff: mismatch: port 8000 is taken"
+
+
 def test_a_replica_that_goes_gets_a_row_only_when_it_is_told_to() -> None:
     time = Time()
     made = Board(time)

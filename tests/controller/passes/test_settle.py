@@ -2,7 +2,11 @@
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
+
+import pytest
 
 from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.links import Links
@@ -11,10 +15,10 @@ from llmgw.controller.passes.settle import FAILING_PASSES, Settled, settle
 from llmgw.controller.passes.values import PassRequest
 from llmgw.controller.passes.verdict import verdict
 from llmgw.model.plan import Plan, Step, StepKind, StepResult
-from llmgw.model.problems import AgentError
+from llmgw.model.problems import AgentError, HeldError, StalledError
 from llmgw.model.record import Outcome
 from llmgw.wire.messages import NO_SPACE, WatchEvent
-from tests.controller.passes.pretend import Model, World
+from tests.controller.passes.pretend import Model, PretendAgent, World
 from tests.sim.loop import VirtualLoop
 from tests.sim.loop import run as run_virtual
 
@@ -136,6 +140,55 @@ def test_a_node_that_refuses_for_good_ends_the_waiting_with_exit_1() -> None:
         assert settled.passes < 10
         assert ended.code in (1, 5)
         assert any("no space left" in error for error in ended.errors)
+
+    run(main())
+
+
+def test_an_agent_that_never_comes_up_again_ends_the_waiting_for_what_it_ran() -> None:
+    """Its replicas are "known again once it has its agent": that was taken for something on its way, for ever."""
+
+    async def main() -> None:
+        world = World()
+        await world.settle()
+        machine = world.machines["gpu01"]
+        machine.service = None
+
+        async def broken(fleet: str) -> PretendAgent:
+            raise StalledError("starting its agent: it ended with 1: state/owner.json can't be read")
+
+        machine.start = broken
+        settled = await settling(world)
+        assert settled.passes == FAILING_PASSES
+        ended = verdict(settled)
+        assert ended.code == 1
+        assert "state/owner.json" in ended.errors[0]
+        assert asyncio.get_running_loop().time() < 20
+
+    run(main())
+
+
+def test_who_only_waited_while_somebody_else_began_exits_as_one_who_came_second() -> None:
+    """It was exit 5, done in part, with nothing done at all."""
+
+    async def main() -> None:
+        world = World()
+        await world.apply()
+
+        async def rival() -> None:
+            await asyncio.sleep(5)
+            stored = await world.store.read()
+            assert stored.record is not None
+            assert stored.record.last_pass is not None
+            lease = world.clock.now() + timedelta(hours=1)
+            last = replace(stored.record.last_pass, holder="bob@laptop", outcome=None, lease_until=lease)
+            await world.store.write(
+                replace(stored.record, last_pass=last), after=stored.version, message="Begin\n"
+            )
+
+        other = asyncio.create_task(rival())
+        with pytest.raises(HeldError, match="bob@laptop"):
+            await settling(world)
+        await other
 
     run(main())
 
