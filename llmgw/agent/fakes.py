@@ -63,16 +63,16 @@ class Process:
 
 
 def ports_of(order: Order) -> tuple[int, ...]:
-    """What follows ``--port``; a leader also listens on its other ports, such as the rendezvous."""
+    """What follows ``--port``; a leader also listens on its other ports and where ``--rendezvous HOST:PORT`` says."""
     leader = order.shard.endswith("-r0")
     words = [word for text in order.argv for word in text.split("=", 1)]
-    pairs = pairwise(words)
-    return tuple(
-        int(value)
-        for name, value in pairs
-        if value.isdigit()
-        and (name == "--port" or (leader and name.startswith("--") and name.endswith("-port")))
-    )
+    found = []
+    for name, value in pairwise(words):
+        port = value.rpartition(":")[2] if name == "--rendezvous" else value
+        meets = leader and name.startswith("--") and (name.endswith("-port") or name == "--rendezvous")
+        if port.isdigit() and (name == "--port" or meets):
+            found.append(int(port))
+    return tuple(found)
 
 
 class PretendedNode:

@@ -32,7 +32,7 @@ from llmgw.model.manifest import (
 )
 from llmgw.model.problems import StalledError, Where
 
-Shape = Literal["whole", "pair", "share", "cpu"]
+Shape = Literal["whole", "pair", "share", "cpu", "gang"]
 Manner = Literal["good", "slow", "never-ready", "exits", "exits later"]
 
 SHAPES: tuple[Shape, ...] = ("whole", "pair", "share", "cpu")
@@ -74,6 +74,12 @@ class FleetWish:
 
     def changed(self, model: ModelWish) -> "FleetWish":
         return replace(self, models=tuple(model if old.name == model.name else old for old in self.models))
+
+
+def with_gangs(wish: FleetWish) -> FleetWish:
+    """The same wish with pairs of GPUs on two nodes instead of one; draws nothing, so that other histories stay the same."""
+    models = (replace(it, shape="gang") if it.shape == "pair" else it for it in wish.models)
+    return replace(wish, models=tuple(models))
 
 
 def first_wish(rng: Random) -> FleetWish:
@@ -185,6 +191,8 @@ def _profile_spec(model: ModelWish) -> ProfileSpec:
             gpus = Gpus(per_node=1)
         case "pair":
             gpus = Gpus(per_node=2)
+        case "gang":
+            gpus = Gpus(per_node=1)
         case "share":
             gpus = Gpus(per_node=1, share=Size(20 * GIB))
         case "cpu":
@@ -192,10 +200,11 @@ def _profile_spec(model: ModelWish) -> ProfileSpec:
     return ProfileSpec(
         engine=Engine(name="sim", version="1"),
         gpus=gpus,
+        nodes=2 if model.shape == "gang" else 1,
         memory=Size(2 * GIB),
         args=("--token-delay", str(model.flag), *MANNERS[model.manner]),
         startup_timeout=Duration(90),
-        timeouts=Timeouts(stop=Duration(20), adopt_ready=Duration(30)),
+        timeouts=Timeouts(stop=Duration(20), adopt_ready=Duration(30), rendezvous=Duration(60)),
         restart=Restart(backoff=Duration(2), max_backoff=Duration(20), give_up_after=3),
     )
 

@@ -16,12 +16,14 @@ from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.prepare import Prepared, Wish, prepare
 from llmgw.controller.passes.progress import Silent
 from llmgw.controller.passes.reconcile import one_pass
+from llmgw.controller.passes.settle import settle
 from llmgw.controller.passes.values import PassRequest, PassResult
 from llmgw.engines.registry import ADAPTERS
 from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts
 from llmgw.model.ids import FleetId
 from llmgw.model.problems import HeldError, InvalidError, LlmgwError
+from llmgw.model.record import Outcome
 from tests.sim.commits import Commits
 from tests.sim.crash import Guard, Incarnation, SimulatedCrash, guard
 from tests.sim.node import MUTATING
@@ -136,9 +138,11 @@ class Controllers:
         crash_in: int | None = None,
         freeze_in: int | None = None,
         at_work: bool = False,
+        waits: float = 0.0,
     ) -> "asyncio.Task[PassResult | None]":
         """A pass that goes on beside whatever else happens; None: it died, or could not go on. ``at_work``: the calls
-        until it dies or falls asleep count from its intent."""
+        until it dies or falls asleep count from its intent. ``waits``: seconds after which somebody presses Ctrl-C, until
+        then it waits as `apply --wait` does; 0: it does not wait."""
         self.passes += 1
         life = self.life(f"pass{self.passes} {machine}")
 
@@ -152,18 +156,16 @@ class Controllers:
             self.store.at_intent[machine] = arm
         else:
             arm()
-        task = life.spawn(self._pass(self.machines[machine], life, Wish(allow_prune=self.allow_prune)))
+        task = life.spawn(self._pass(self.machines[machine], life, waits=waits))
         self.running[task] = life
         task.add_done_callback(lambda done: self.running.pop(done, None))
         return task
 
-    async def _pass(self, machine: Machine, life: Incarnation, wish: Wish) -> PassResult | None:
+    async def _pass(self, machine: Machine, life: Incarnation, *, waits: float) -> PassResult | None:
         links = Links({"local": GuardedTransport(self.transport, life, self.delay, self.sending)})
         fleet = self.fleet(machine, life)
         try:
-            result = await one_pass(
-                fleet, PassRequest(wish=wish), links=links, halt=Halt(), progress=Silent()
-            )
+            result = await self._made(fleet, links, waits)
         except InvalidError as wrong:
             self.violate(f"{life.name}: the history's manifests are wrong: {wrong}")
             return None
@@ -180,6 +182,19 @@ class Controllers:
         if result.outcome is not None:
             self.told(f"{life.name}: serial {result.record.serial} {result.outcome.value} {result.halted}")
         return result
+
+    async def _made(self, fleet: Fleet, links: Links, waits: float) -> PassResult:
+        request, halt = PassRequest(wish=Wish(allow_prune=self.allow_prune)), Halt()
+        if not waits:
+            return await one_pass(fleet, request, links=links, halt=halt, progress=Silent())
+        loop = asyncio.get_running_loop()
+        interrupt = loop.call_later(waits, halt.now, Outcome.INTERRUPTED, "Ctrl-C")
+        try:
+            done = await settle(fleet, request, links=links, halt=halt, progress=Silent())
+        finally:
+            interrupt.cancel()
+        self.told(f"{fleet.holder} waited for {done.passes} passes: {done.last.halted or 'settled'}")
+        return done.last
 
     async def look(self) -> Prepared:
         """What ``llmgw plan`` would see now."""

@@ -6,12 +6,15 @@ All of it follows from one number. Run one by hand: ``python -m tests.sim.histor
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from llmgw.controller.nodes.memory import Cut
+from llmgw.model.claims import GpuClaim
+from llmgw.model.facts import GpuProcess
+from llmgw.model.manifest import GIB
 from llmgw.model.plan import Action
-from tests.sim.commits import FleetWish, edited, first_wish
+from tests.sim.commits import PORTS, FleetWish, edited, first_wish, with_gangs
 from tests.sim.controllers import SLEEPS
 from tests.sim.loop import DeadlockError, VirtualLoop, run
 from tests.sim.node import SimNode
@@ -92,6 +95,13 @@ async def _apply(world: World, event: Event) -> None:
     machine = ("ann@desk", "bob@laptop")[event.node % 2]
     task = world.controllers.begin(machine, crash_in=event.calls or None, at_work=event.at_work)
     await asyncio.wait({task}, timeout=event.seconds or None)
+
+
+async def _apply_waits(world: World, event: Event) -> None:
+    """`apply --wait`, until it has settled or somebody has had enough."""
+    machine = ("ann@desk", "bob@laptop")[event.node % 2]
+    crash_in = event.calls if event.calls % 3 == 0 else None
+    await asyncio.wait({world.controllers.begin(machine, crash_in=crash_in, waits=event.seconds)})
 
 
 async def _apply_twice(world: World, event: Event) -> None:
@@ -177,6 +187,51 @@ async def _slow_line(world: World, event: Event) -> None:
     world.loop.call_later(event.seconds, lambda: setattr(line, "delay", 0.0))
 
 
+async def _gpu_sick(world: World, event: Event) -> None:
+    machine = _node(world, event).machine
+    if not machine.gpus:
+        return
+    place = event.calls % len(machine.gpus)
+    well = machine.gpus
+
+    def heal() -> None:
+        machine.gpus = well
+
+    machine.gpus = tuple(
+        replace(gpu, health=("Xid 79",)) if index == place else gpu for index, gpu in enumerate(well)
+    )
+    world.loop.call_later(event.seconds, heal)
+
+
+async def _stranger(world: World, event: Event) -> None:
+    """Somebody runs something by hand: on a GPU that is free, and on a port that nobody holds."""
+    machine = _node(world, event).machine
+    held = {
+        claim.uuid
+        for shard in world.invariants.engines(_node(world, event))
+        for claim in _claims(world, shard)
+    }
+    free = [gpu for gpu in machine.gpus if gpu.uuid not in held]
+    if free:
+        theirs = GpuProcess(pid=77, user="eve", memory=30 * GIB)
+        machine.foreign[free[event.calls % len(free)].uuid] = theirs
+        world.loop.call_later(event.seconds, machine.foreign.clear)
+    port = PORTS.from_port + event.calls % 4
+    if not any(port in process.ports for process in machine.living()):
+        machine.strangers[port] = 77
+        world.loop.call_later(event.seconds, machine.strangers.clear)
+
+
+def _claims(world: World, shard: str) -> tuple[GpuClaim, ...]:
+    spec = world.invariants.specs.get(shard)
+    return spec.claims.gpus if spec is not None else ()
+
+
+async def _clock_jumps(world: World, event: Event) -> None:
+    """As when somebody sets it; every machine has the same."""
+    world.clock.step += timedelta(seconds=event.seconds if event.calls % 2 else -event.seconds)
+
+
 async def _jobs_fail(world: World, event: Event) -> None:
     _node(world, event).trouble_with_jobs = 1 + event.calls % 5
 
@@ -212,20 +267,33 @@ FAULTS: Mapping[str, Do] = {
     "disk full": _disk_full,
     "slow line": _slow_line,
     "jobs fail": _jobs_fail,
+    "gpu sick": _gpu_sick,
+    "stranger": _stranger,
 }
 DEEDS: Mapping[str, Do] = {
     "commit": _commit,
     "apply": _apply,
+    "apply waits": _apply_waits,
     "apply twice": _apply_twice,
     "apply sleeps": _apply_sleeps,
     "settle a while": _settle_a_while,
     "store trouble": _store_trouble,
+    "clock jumps": _clock_jumps,
     **FAULTS,
 }
 
 
-FATE = (*FAULTS, "store trouble")
-APPLIES = ("apply", "apply", "apply", "apply crashes", "apply crashes", "apply twice", "apply sleeps")
+FATE = (*FAULTS, "store trouble", "clock jumps")
+APPLIES = (
+    "apply waits",
+    "apply",
+    "apply",
+    "apply",
+    "apply crashes",
+    "apply crashes",
+    "apply twice",
+    "apply sleeps",
+)
 
 # ---- made from a number ------------------------------------------------------------------------------
 
@@ -247,7 +315,16 @@ def make(seed: int) -> History:
         if rng.random() < 0.5:
             kind = rng.choice(("settle a while", "apply", "apply twice"))
             events.append(_event(rng, kind, gaps=(0.0, 10.0, 40.0, 130.0)))
-    return History(seed=seed, start=start, events=tuple(events), allow_prune=rng.random() < 0.7)
+    history = History(seed=seed, start=start, events=tuple(events), allow_prune=rng.random() < 0.7)
+    return _with_gangs(history) if seed % 3 == 1 else history
+
+
+def _with_gangs(history: History) -> History:
+    events = (
+        replace(event, wish=with_gangs(event.wish)) if event.wish is not None else event
+        for event in history.events
+    )
+    return replace(history, start=with_gangs(history.start), events=tuple(events))
 
 
 def _event(rng: Random, kind: str, *, gaps: Sequence[float]) -> Event:
@@ -255,6 +332,7 @@ def _event(rng: Random, kind: str, *, gaps: Sequence[float]) -> Event:
         "apply": rng.choice((0.0, 0.0, 0.2, 3.0)),  # 0: until it has ended
         "apply crashes": 0.0,
         "apply twice": rng.choice((0.0, 0.1, 1.0, 5.0)),
+        "apply waits": rng.choice((20.0, 200.0, 600.0)),
         "apply sleeps": rng.choice((5.0, 118.0, 125.0, 150.0)),
         "settle a while": rng.choice((45.0, 120.0)),
         "store trouble": rng.choice((2.0, 30.0, 200.0)),
@@ -263,9 +341,14 @@ def _event(rng: Random, kind: str, *, gaps: Sequence[float]) -> Event:
         "reboot": rng.choice((20.0, 90.0)),
         "partition": rng.choice((5.0, 60.0, 400.0)),
         "disk full": rng.choice((10.0, 60.0, 300.0)),
+        "gpu sick": rng.choice((20.0, 200.0)),
+        "stranger": rng.choice((20.0, 200.0)),
+        "clock jumps": rng.choice((3.0, 60.0, 300.0)),
         "slow line": rng.choice((20.0, 120.0)),
     }.get(kind, 0.0)
-    crashes = kind in ("apply crashes", "apply sleeps") or (kind == "apply twice" and rng.random() < 0.4)
+    crashes = kind in ("apply crashes", "apply sleeps", "apply waits") or (
+        kind == "apply twice" and rng.random() < 0.4
+    )
     calls = rng.choice((rng.randint(1, 12), rng.randint(1, 90)))
     return Event(
         kind="apply" if kind == "apply crashes" else kind,
@@ -322,6 +405,9 @@ async def _peace(world: World) -> None:
         node.line.cuts.clear()
         node.line.delay = 0.0
         node.contents.full = False
+        node.machine.foreign.clear()
+        node.machine.strangers.clear()
+        node.machine.gpus = tuple(replace(gpu, health=()) for gpu in node.machine.gpus)
         node.trouble_with_jobs = 0
         node.crash_at_work = 0
         if node.agent is not None:

@@ -4,7 +4,7 @@ What is so on the machines counts, not what agents or record say of it. A violat
 """
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -60,6 +60,7 @@ class Invariants:
         self._took_a_server: dict[str, bool] = {}  # command id -> whether its shard served when it came
         self._fences: dict[str, tuple[int, str]] = {}
         self._commanding = 0
+        self._ordered: Counter[str] = Counter()  # shard -> start commands that were taken
         self._late: set[str] = set()  # commands that were sent when their controller's lease was over
         self._intents: set[int] = set()
         self._alive_at_death: dict[str, dict[str, int]] = {}
@@ -120,15 +121,20 @@ class Invariants:
     # ---- who serves ----------------------------------------------------------------------------------
 
     def serving(self) -> dict[str, set[str]]:
-        """Replicas that answer users, whose agent knows it, and that were not told to go; by model."""
+        """Replicas that answer users, whose agents know it, and that were not told to go; by model. Of a gang the leader
+        answers, and only while every rank lives."""
+        ranks: dict[str, set[int]] = defaultdict(set)
         found: dict[str, set[str]] = defaultdict(set)
         for node in self._world.nodes.values():
             ready = node.ready()
             for process in node.machine.living():
                 shard = process.order.shard
-                if shard in ready and shard not in self.leaving and node.machine.serves(process):
+                if shard in ready and shard not in self.leaving:
                     spec = self.specs[shard]
-                    found[spec.model].add(spec.replica)
+                    if spec.rank or node.machine.serves(process):
+                        ranks[spec.replica].add(spec.rank)
+                    if len(ranks[spec.replica]) == spec.ranks:
+                        found[spec.model].add(spec.replica)
         return found
 
     def _remember_serving(self) -> None:
@@ -196,6 +202,7 @@ class Invariants:
         self._commanding = max(self._commanding, serial)
         if method == "start":
             self.leaving.discard(params["spec"]["shard"])
+            self._ordered[params["spec"]["shard"]] += 1
         elif method in ("stop", "drain"):
             served = self._took_a_server.get(params["command"]["id"], False)
             self._taken_away(node, method, params["shard"], serial, served=served)
@@ -393,6 +400,17 @@ class Invariants:
         record = self._world.store.record
         if record is not None:
             self._what_runs_is_recorded(record)
+        self._gangs_were_only_started_when_told()
+
+    def _gangs_were_only_started_when_told(self) -> None:
+        for node in self._world.nodes.values():
+            begun = Counter(shard for _, shard, _ in node.machine.starts)
+            for shard, times in begun.items():
+                spec = self.specs.get(shard)
+                if spec is not None and spec.ranks > 1 and times > self._ordered[shard]:
+                    self.violate(
+                        f"{node.name}: {shard} of a gang was started {times} times, told {self._ordered[shard]}"
+                    )
 
     def _commands(self) -> Iterable[int]:
         return self.passes

@@ -175,8 +175,10 @@ class SimNode:
         delay: Callable[[], float],
         told: Callable[[str], None],
         watched: Watched,
+        network: Mapping[str, PretendedNode],
     ) -> None:
         self.name = name
+        self._network = network
         self.rng = rng
         self._clock = clock
         self._life = life
@@ -283,7 +285,7 @@ class SimNode:
             ShardSettings(work=Path(f"/pretended/{self.name}"), boot_id=self.machine.boot_id, housekeeping=0),
             clock=clock,
             spawner=guarded(FakeSpawner(self.machine), "spawner"),
-            probe=guarded(FakeProbe(self.machine), "probe"),
+            probe=guarded(FakeProbe(self.machine, network=self._network), "probe"),
             disk=disk,
             gpus=gpus,
             jobs=jobs,
@@ -353,7 +355,8 @@ class SimNode:
         return look
 
     def _facts(self, gpus: tuple[Gpu, ...]) -> Facts:
-        listening = {port for process in self.machine.living() for port in process.ports}
+        wanted = {port for process in self.machine.living() for port in process.ports}
+        listening = {port for port in wanted if self.machine.listening(port)} | self.machine.strangers.keys()
         return Facts(
             hostname=self.name,
             boot_id=self.machine.boot_id,
@@ -362,7 +365,7 @@ class SimNode:
             memory_total=self.machine.memory,
             gpu_source="pretended" if gpus else "none",
             gpus=gpus,
-            listening=tuple(sorted(port for port in listening if self.machine.listening(port))),
+            listening=tuple(sorted(listening)),
             disks=(Disk(path="/pretended", total=1000 * GIB, free=0 if self.contents.full else 500 * GIB),),
         )
 

@@ -8,8 +8,9 @@ from collections.abc import Coroutine, Mapping
 from random import Random
 from typing import Any
 
+from llmgw.agent.fakes import PretendedNode
 from llmgw.controller.nodes.memory import MemoryTransport
-from tests.sim.commits import Commits, FleetWish
+from tests.sim.commits import Commits, FleetWish, address_of
 from tests.sim.controllers import Controllers, broken, died
 from tests.sim.crash import Incarnation, own_tasks
 from tests.sim.invariants import Invariants
@@ -38,6 +39,7 @@ class World:
         self.commits = Commits()
         self.commits.add(wish)
         self.store = SimStore(rng, self.clock, wrote=self._wrote)
+        self._network: dict[str, PretendedNode] = {}
         self.nodes = {node.name: self._node(node.name, node.gpus) for node in wish.nodes}
         self.invariants = Invariants(self)
         self.controllers = Controllers(
@@ -66,7 +68,9 @@ class World:
             delay=self.delay,
             told=self.told,
             watched=self._watched,
+            network=self._network,
         )
+        self._network[address_of(name)] = node.machine
         node.machine.on_signal = lambda process, number: self.invariants.signalled(node, process, number)
         node.machine.on_begin = lambda: self.invariants.began(node)
         node.machine.on_end = lambda shard: self.invariants.ended(node, shard)
