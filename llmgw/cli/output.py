@@ -5,28 +5,21 @@ Light on purpose: ``llmgw --help`` imports it.
 """
 
 import sys
-from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from llmgw.model import exitcode
 from llmgw.model.problems import HeldError, InvalidError, LlmgwError, StaleError
 
 if TYPE_CHECKING:
     from llmgw.redaction import Redactor
 
-DONE, ERROR, CHANGES, STALE, HELD, PART, BLOCKED, USAGE = 0, 1, 2, 3, 4, 5, 6, 64
-PRECEDENCE = (USAGE, ERROR, HELD, STALE, BLOCKED, PART, CHANGES, DONE)
-"""When several are true, the first of these counts. The meanings stand in docs/operations.md."""
+DONE, ERROR, CHANGES, STALE = exitcode.DONE, exitcode.ERROR, exitcode.CHANGES, exitcode.STALE
+HELD, PART, BLOCKED, USAGE = exitcode.HELD, exitcode.PART, exitcode.BLOCKED, exitcode.USAGE
 
 _COLOURS = {"+": "green", "-": "red", "~": "yellow", "!": "magenta", ">": "cyan"}
-
-
-def worst(codes: Iterable[int]) -> int:
-    """The exit code that counts among several; DONE for none."""
-    there = set(codes)
-    return next((code for code in PRECEDENCE if code in there), DONE)
 
 
 def exit_code(error: BaseException) -> int:

@@ -7,7 +7,7 @@ GPUs) is set last and can't be overridden. Text that people wrote is escaped, so
 from collections.abc import Mapping
 
 from llmgw.model.desired import DesiredModel
-from llmgw.model.manifest import FromEnv, FromFile, NodeSpec, Secret, Value
+from llmgw.model.manifest import NodeSpec, Value
 from llmgw.model.record import RankPlacement
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -21,15 +21,6 @@ def escape(text: str) -> str:
 def merged(model: DesiredModel, node: NodeSpec) -> Mapping[str, Value]:
     """What people set for a shard of ``model`` on ``node``, the winner of each name."""
     return {**node.env, **model.profile.env, **model.spec.env}
-
-
-def secret_references(model: DesiredModel, node: NodeSpec) -> Mapping[str, Secret]:
-    """Where the value of each ``${secret:NAME}`` of the launch spec comes from; NAME is the variable's own name."""
-    return {
-        name: value
-        for name, value in sorted(merged(model, node).items())
-        if isinstance(value, FromEnv | FromFile)
-    }
 
 
 def environment(

@@ -103,16 +103,6 @@ def test_each_kind_of_error_has_its_exit_code(error: Exception, code: int) -> No
     assert output.exit_code(error) == code
 
 
-def test_when_several_are_true_the_worst_counts() -> None:
-    assert output.worst([0, 2, 5]) == 5
-    assert output.worst([5, 6]) == 6
-    assert output.worst([6, 3]) == 3
-    assert output.worst([3, 4]) == 4
-    assert output.worst([4, 1]) == 1
-    assert output.worst([1, 64]) == 64
-    assert output.worst([]) == 0
-
-
 def test_problems_are_told_one_a_line_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
     first = Problem(
         what="no such profile", instead="there is small", where=Where(file="m.yaml", line=3, column=5)

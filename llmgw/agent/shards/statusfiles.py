@@ -34,17 +34,6 @@ class Status:
         )
 
 
-def file_name(shard: str, process: str) -> str:
-    """Below the status folder. Neither holds a slash; a process' name holds no dot."""
-    return f"{shard}.{process}.json"
-
-
-def process_of(name: str, shard: str) -> str | None:
-    """The process whose status file this is, if it is one of the shard's."""
-    head, _, end = name.removeprefix(f"{shard}.").partition(".")
-    return head if name.startswith(f"{shard}.") and end == "json" else None
-
-
 def read(path: Path) -> Status | None:
     """None: not there, or not a status; it is always written whole, so the latter is nobody's but a stranger's."""
     try:

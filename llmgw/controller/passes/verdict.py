@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from llmgw.controller.passes.settle import Settled
 from llmgw.controller.passes.values import PassResult
+from llmgw.model.exitcode import BLOCKED, CHANGES, ERROR, PART, worst
 from llmgw.model.plan import Change, StepKind
 from llmgw.model.record import Outcome
 
 REJECTIONS = 6
 OUTPUT_LINES = 20
-DONE, ERROR, CHANGES, PART, BLOCKED = 0, 1, 2, 5, 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,25 +23,24 @@ class Verdict:
 
 def verdict(settled: Settled) -> Verdict:
     """0 done; 1 nothing could be done; 2 a saved plan's first wave is done, plan again; 5 done in part; 6 all that
-    was left is blocked."""
+    was left is blocked. Where several hold, the worst counts, and all are told."""
     last = settled.last
-    errors = list(_troubles(last))
     blocked = last.plan.blocked
+    errors = [*([last.unrecorded] if last.unrecorded else []), *_troubles(last)]
     errors += [_blocked(change, last) for change in blocked]
+    codes = set()
     if last.unrecorded:
-        return Verdict(code=ERROR, errors=(last.unrecorded, *errors))
+        codes.add(ERROR)
     if last.errors or last.halted:
-        return Verdict(code=PART if settled.worked or last.halted else ERROR, errors=tuple(errors))
+        codes.add(PART if settled.worked or last.halted else ERROR)
     if blocked:
-        return Verdict(code=PART if settled.worked else BLOCKED, errors=tuple(errors))
-    if _plan_again(settled):
-        return Verdict(
-            code=CHANGES,
-            errors=(
-                "the nodes' agents are up now, and what they can take is known: plan again for the rest",
-            ),
+        codes.add(PART if settled.worked else BLOCKED)
+    if not codes and _plan_again(settled):
+        codes.add(CHANGES)
+        errors.append(
+            "the nodes' agents are up now, and what they can take is known: plan again for the rest"
         )
-    return Verdict(code=DONE)
+    return Verdict(code=worst(codes), errors=tuple(errors))
 
 
 def _troubles(last: PassResult) -> Sequence[str]:

@@ -60,10 +60,6 @@ class GitRecordStore:
         """The record as it was when it was last fetched; asks nobody. For when the repository is out of reach."""
         return await self._stored(await self._objects.cached(self._remote, self._ref))
 
-    async def read_at(self, version: Commit) -> Stored:
-        """An older version, from the history."""
-        return await self._stored(version)
-
     async def tip(self) -> Commit | None:
         """The newest version without reading it: where a record that can't be read is replaced by ``recover``."""
         listing = await self._objects.refresh(self._remote, (self._ref,))
@@ -115,18 +111,6 @@ class GitRecordStore:
         except GitError as wrong:
             raise explained(wrong) from wrong
         return tuple(_entry(text) for text in said.out.decode("utf-8", "replace").split("\0") if text.strip())
-
-    async def check_writable(self) -> None:
-        """The check of the first use: asks the remote whether it would take a push, and pushes nothing."""
-        tip = await self.tip()
-        async with self._objects.writing() as keep:
-            probe = tip or await self._empty_commit(keep)
-            said = await self._say_push(probe, keep, "--dry-run")
-        problem = _refusal(said)
-        if (
-            problem is not None and problem.kind is not FailureKind.LOST_RACE
-        ):  # up to date, or moved on: writable
-            raise explained(problem)
 
     # ---- reading -----------------------------------------------------------------------------------------
 
@@ -216,15 +200,11 @@ class GitRecordStore:
             )
         return Commit(made)
 
-    async def _empty_commit(self, keep: tuple[int, ...]) -> Commit:
-        return await self._commit({}, None, "Ask whether this branch may be written\n", keep)
-
-    async def _say_push(self, version: Commit, keep: tuple[int, ...], *options: str) -> Said:
+    async def _say_push(self, version: Commit, keep: tuple[int, ...]) -> Said:
         return await self._objects.run(
             "push",
             "--porcelain",
             "--no-verify",
-            *options,
             *self._remote.program("receive-pack"),
             "--",
             self._remote.address,

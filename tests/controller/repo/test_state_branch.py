@@ -202,18 +202,6 @@ def test_the_branch_that_is_checked_out_is_refused_with_what_to_do(
         write(store, record(1), tip)
 
 
-def test_the_first_use_asks_whether_a_push_would_be_taken(
-    store: GitRecordStore, make_objects: Make, work: Any, clock: FakeClock, tmp_path: Path
-) -> None:
-    asyncio.run(store.check_writable())
-    assert work.git("branch", "--list") == "* main", "the check has left something behind"
-    write(store, record())
-    asyncio.run(store.check_writable())
-    nowhere = open_store(make_objects("other"), str(tmp_path / "nowhere"), clock)
-    with pytest.raises(StalledError, match="check --repo"):
-        asyncio.run(nowhere.check_writable())
-
-
 def test_a_repository_out_of_reach_may_come_back(make_objects: Make, clock: FakeClock) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
