@@ -1,6 +1,7 @@
 """The commands are out and the outcome can't be recorded: it is tried for a while, and then the next pass finds it out."""
 
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,5 +95,16 @@ def test_an_outcome_that_comes_after_somebody_took_over_is_theirs_to_tell() -> N
         result = await world.apply()
         assert store.asked == 1
         assert "somebody else took over meanwhile" in result.unrecorded
+
+    run(main())
+
+
+def test_of_an_outcome_that_is_lost_and_an_interrupt_the_error_counts_and_both_are_told() -> None:
+    async def main() -> None:
+        world = World()
+        result = replace(await world.apply(), halted="it was interrupted", unrecorded="the remote is away")
+        ended = verdict(Settled(last=result, passes=1, worked=True))
+        assert ended.code == ERROR
+        assert ended.errors[:2] == ("the remote is away", "it was interrupted")
 
     run(main())
