@@ -13,10 +13,10 @@ from llmgw.controller.passes.observe import observe, unasked
 from llmgw.controller.repo.records import Stored
 from llmgw.controller.secrets import require_key
 from llmgw.core.planner import PlanOptions, plan
-from llmgw.model.desired import Desired
+from llmgw.model.desired import Desired, DesiredNode
 from llmgw.model.ids import Commit, key_id
 from llmgw.model.plan import Plan
-from llmgw.model.problems import StalledError
+from llmgw.model.problems import LlmgwError, StalledError
 from llmgw.model.record import Record
 from llmgw.model.report import Observed
 
@@ -143,9 +143,29 @@ class Applied:
 
 async def applied(fleet: Fleet) -> Applied:
     """The last applied commit, which was valid, and not the newest, which may not be. Before the first apply: the
-    newest."""
+    newest. How nodes are reached is what the newest says, if it can be read: a key or an address that was corrected helps at
+    once, also where nothing was left to apply."""
     stored = await fleet.store.read()
     record = stored.record or Record(fleet=fleet.first_id)
-    commit = record.commit or await fleet.source.newest()
-    desired = await fleet.source.desired(commit, key_id=record.key_id)
+    try:
+        newest = await fleet.source.newest()
+        now = await fleet.source.desired(newest, key_id=record.key_id)
+    except LlmgwError:
+        if record.commit is None:
+            raise
+        now = None
+    if now is not None and record.commit in (None, now.commit):
+        return Applied(stored=stored, record=record, desired=now)
+    assert record.commit is not None
+    desired = await fleet.source.desired(record.commit, key_id=record.key_id)
+    if now is not None:
+        desired = replace(desired, nodes={name: _reached(it, now) for name, it in desired.nodes.items()})
     return Applied(stored=stored, record=record, desired=desired)
+
+
+def _reached(node: DesiredNode, now: Desired) -> DesiredNode:
+    """As it was applied, by the way that is written now."""
+    newer = now.nodes.get(node.name)
+    if newer is None or newer.spec.transport != node.spec.transport or newer.spec.ssh == node.spec.ssh:
+        return node
+    return replace(node, spec=replace(node.spec, ssh=newer.spec.ssh), where=newer.where)

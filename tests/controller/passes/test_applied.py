@@ -1,0 +1,55 @@
+"""What those go by who only look: what was applied, reached by the way that is written now."""
+
+import asyncio
+from dataclasses import replace
+
+from llmgw.controller.passes.prepare import applied
+from llmgw.model.desired import Desired
+from llmgw.model.ids import Commit
+from llmgw.model.manifest import FromFile, Ssh
+from llmgw.model.problems import InvalidError, Problem
+from tests.controller.passes.pretend import Branch, Model, World
+
+
+class _Reached(Branch):
+    """Each commit names a key of its own, ``id-1`` and so on; from ``broken`` on they can't be read."""
+
+    broken = 99
+
+    async def desired(self, commit: Commit, *, key_id: str) -> Desired:
+        number = int(commit, 16)
+        if number >= self.broken:
+            raise InvalidError((Problem(what="not YAML", instead="correct it"),))
+        desired = await super().desired(commit, key_id=key_id)
+        ssh = Ssh(host="10.0.0.11", identity=FromFile(from_file=f"id-{number}"))
+        nodes = {
+            name: replace(node, spec=replace(node.spec, ssh=ssh)) for name, node in desired.nodes.items()
+        }
+        return replace(desired, nodes=nodes)
+
+
+def _identity(desired: Desired) -> str:
+    ssh = desired.nodes["gpu01"].spec.ssh
+    assert ssh is not None
+    assert ssh.identity is not None
+    return ssh.identity.from_file
+
+
+def test_a_corrected_key_is_used_before_anything_is_applied_and_the_models_are_those_applied() -> None:
+    async def main() -> None:
+        world = World()
+        branch = _Reached(("gpu01",), Model())
+        world.branch = branch
+        fleet = world.fleet()
+        assert _identity((await applied(fleet)).desired) == "id-1"
+        await world.settle()
+        branch.commit_models(Model(replicas=2))
+        known = await applied(fleet)
+        assert _identity(known.desired) == "id-2"
+        assert known.desired.models["chat"].spec.replicas == 1
+        branch.broken = 3
+        branch.commit_models(Model(replicas=3))
+        known = await applied(fleet)
+        assert (_identity(known.desired), known.desired.models["chat"].spec.replicas) == ("id-1", 1)
+
+    asyncio.run(main())
