@@ -114,3 +114,26 @@ def test_the_demo_without_wheels_is_a_fleet_too(tmp_path: Path, capsys: pytest.C
     assert run(["validate", str(tmp_path)]) == 0, capsys.readouterr().err
     profile = (tmp_path / "profile.yaml").read_text()
     assert "maxModelLen: 2048" in profile  # the field that the demo changes
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [(None, "There is no"), ("3.10.12", "is Python 3.10.12, and llmgw's controller needs 3.11 or newer")],
+)
+def test_a_python_that_will_not_do_is_told_before_anything_is_made(
+    version: str | None, told: str, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    if version is not None:
+        python.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo Python {version} && exit\nexit 1\n")
+        python.chmod(0o755)
+    asked = subprocess.run(
+        [ROOT / "scripts" / "check-python.sh", str(python)],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert asked.returncode == 1
+    assert told in asked.stderr
+    assert "make demo PYTHON=" in asked.stderr

@@ -1,6 +1,8 @@
 """Asks a program with a deadline, because drivers in trouble hang; its answer is bounded."""
 
 import asyncio
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 
 from llmgw.agent.children import end_session
@@ -15,6 +17,9 @@ class AskError(Exception):
 async def ask_program(argv: Sequence[str], *, env: Mapping[str, str], deadline: float) -> str:
     """Its standard output. Raises :class:`AskError` when it fails or takes too long; FileNotFoundError when there is
     no such program."""
+    # exec itself says "permission denied" of a program that is nowhere, when a folder on PATH can't be searched.
+    if shutil.which(argv[0], path=env.get("PATH", os.defpath)) is None:
+        raise FileNotFoundError(argv[0])
     process = await asyncio.create_subprocess_exec(
         *argv,
         env=dict(env),

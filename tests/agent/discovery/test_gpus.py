@@ -91,6 +91,14 @@ def sample(discovery: GpuDiscovery, times: int = 1) -> GpuSample:
     return asyncio.run(main())
 
 
+def test_a_machine_without_nvidia_smi_has_no_problem_whatever_lies_on_its_path(tmp_path: Path) -> None:
+    """A folder on PATH that this user may not search was told as a failing nvidia-smi on machines without a GPU."""
+    env = fake_smi(tmp_path, "exit 1")
+    (tmp_path / "nvidia-smi").chmod(0o644)
+    found = sample(GpuDiscovery(env=env))
+    assert (found.source, found.problems) == ("none", ())
+
+
 def test_without_nvml_nvidia_smi_is_asked(tmp_path: Path) -> None:
     (tmp_path / "gpus").write_text(TWO)
     script = f'case "$*" in *query-gpu*) cat {tmp_path}/gpus;; *) echo GPU-bbbb, $$, 100;; esac'
