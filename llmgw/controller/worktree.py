@@ -15,6 +15,8 @@ ASKING: Final = 60.0
 COMMITTING: Final = 600.0
 """Seconds: hooks run, and a key that signs may want its passphrase typed."""
 SAID: Final = 2000
+LITERALLY: Final = {"GIT_LITERAL_PATHSPECS": "1"}
+"""A path is a path, whatever signs are in it. ``check-ignore`` takes it so anyway and refuses to be told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +91,9 @@ class WorkTree:
     def _git(self, *arguments: str, timeout: float = ASKING) -> "subprocess.CompletedProcess[str]":
         try:
             return subprocess.run(
-                ("git", "--literal-pathspecs", *arguments),
+                ("git", *arguments),
                 cwd=self.top,
-                env=dict(self.environ),
+                env={**self.environ, **(LITERALLY if arguments[0] != "check-ignore" else {})},
                 capture_output=True,
                 text=True,
                 errors="replace",

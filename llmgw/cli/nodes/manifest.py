@@ -55,7 +55,7 @@ def written(opened: Opened) -> Written:
         )
     folder = opened.folder(top)
     files, links = read_folder(top, folder)
-    chosen = folder if folder is not None else paths.fleet_path([*files, *links])
+    chosen = folder if folder is not None else _usual(top, files)
     return Written(
         tree=WorkTree(top=top, environ=environment()),
         files=files,
@@ -63,6 +63,12 @@ def written(opened: Opened) -> Written:
         folder=chosen,
         manifests=_valid(files, links, chosen),
     )
+
+
+def _usual(top: Path, files: Mapping[str, bytes]) -> str:
+    """As commits of it are read. A repository without any manifest gets the usual folder."""
+    folder = paths.fleet_path(f"{entry.name}/" for entry in top.iterdir() if entry.is_dir())
+    return folder if any(paths.is_manifest(name, folder) for name in files) else paths.DEFAULT_FOLDER
 
 
 def _valid(files: Mapping[str, bytes], links: Mapping[str, str], folder: str) -> Manifests:
