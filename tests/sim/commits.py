@@ -32,7 +32,7 @@ from llmgw.model.manifest import (
 )
 from llmgw.model.problems import StalledError, Where
 
-Shape = Literal["whole", "pair", "share", "cpu", "gang"]
+Shape = Literal["whole", "pair", "share", "cpu", "gang", "cpu gang"]
 Manner = Literal["good", "slow", "never-ready", "exits", "exits later"]
 
 SHAPES: tuple[Shape, ...] = ("whole", "pair", "share", "cpu")
@@ -77,8 +77,10 @@ class FleetWish:
 
 
 def with_gangs(wish: FleetWish) -> FleetWish:
-    """The same wish with pairs of GPUs on two nodes instead of one; draws nothing, so that other histories stay the same."""
-    models = (replace(it, shape="gang") if it.shape == "pair" else it for it in wish.models)
+    """The same wish on two nodes instead of one, but for single GPUs and shares; draws nothing, so that other histories stay
+    the same."""
+    gangs: Mapping[Shape, Shape] = {"pair": "gang", "cpu": "cpu gang"}
+    models = (replace(it, shape=gangs.get(it.shape, it.shape)) for it in wish.models)
     return replace(wish, models=tuple(models))
 
 
@@ -195,12 +197,12 @@ def _profile_spec(model: ModelWish) -> ProfileSpec:
             gpus = Gpus(per_node=1)
         case "share":
             gpus = Gpus(per_node=1, share=Size(20 * GIB))
-        case "cpu":
+        case "cpu" | "cpu gang":
             gpus = Gpus(per_node=0)
     return ProfileSpec(
         engine=Engine(name="sim", version="1"),
         gpus=gpus,
-        nodes=2 if model.shape == "gang" else 1,
+        nodes=2 if model.shape in ("gang", "cpu gang") else 1,
         memory=Size(2 * GIB),
         args=("--token-delay", str(model.flag), *MANNERS[model.manner]),
         startup_timeout=Duration(90),
