@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from llmgw.model.exitcode import ERROR
 
 from llmgw.controller.passes.settle import Settled
 from llmgw.controller.passes.verdict import verdict
 from llmgw.controller.passes.work import OUTCOME_TRIES
 from llmgw.controller.repo.records import LostRaceError, MemoryRecordStore
+from llmgw.model.exitcode import ERROR
 from llmgw.model.ids import Commit
 from llmgw.model.plan import Plan
 from llmgw.model.problems import HeldError, LlmgwError, RetryError, StalledError
