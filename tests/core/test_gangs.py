@@ -379,6 +379,32 @@ def test_a_node_that_was_not_as_planned_counts_as_no_attempt() -> None:
     assert replica.n == 2
 
 
+def test_a_gang_that_fails_after_it_was_ready_does_not_take_the_others_along() -> None:
+    """While it waits to be started again it has no copy; its predecessor's fellow must not go for that."""
+    restart = Restart(backoff=Duration(120), max_backoff=Duration(120))
+    world = settled(gpus=3, replicas=2, restart=restart)
+    world.desired = lab(chat(replicas=2, restart=restart, args=("--new",)))
+    while (
+        not any(it.ordinal == 0 and it.n == 2 for it in world.record.replicas.values())
+        or world.ready("chat") < 3
+    ):
+        world.one_pass()
+        world.advance()
+    while len([it for it in world.record.replicas.values() if it.ordinal == 0]) > 1:
+        world.one_pass()
+        world.advance()
+    (first,) = (it.id for it in world.record.replicas.values() if it.ordinal == 0)
+    dead = world.nodes["gpu02"].shards
+    dead[f"{first}-r1"] = replace(dead[f"{first}-r1"], state="failed", last_error="it died")
+    for _ in range(12):
+        world.one_pass()
+        world.advance()
+        old = [it for it in world.record.replicas.values() if it.ordinal == 1 and it.n == 1]
+        assert [it.phase for it in old] == [ReplicaPhase.SERVING], "it serves on until the other is back"
+    assert not world.settle().changes
+    assert world.ready("chat") == 2
+
+
 # ---- not known, and going ----------------------------------------------------------------------------
 
 

@@ -42,10 +42,11 @@ class Standing:
         return self.model.spec.replicas + self.model.spec.rollout.max_surge
 
     def must_serve(self) -> int:
-        """How many must serve while old ones go, their successors being ready: every replica that has a copy at all, less
-        what may be missing. One for which there never was room takes nothing from the others."""
+        """How many must serve while old ones go, their successors being ready: every replica that has a copy at all, or had
+        one that failed as a gang, less what may be missing. One for which there never was room takes nothing from the others."""
         asked = self.model.spec.rollout.max_unavailable
-        placed = sum(1 for ordinal in self.copies if ordinal < self.model.spec.replicas)
+        failed = {int(ordinal) for ordinal in self.known.attempts} if self.known is not None else set()
+        placed = sum(1 for ordinal in failed | self.copies.keys() if ordinal < self.model.spec.replicas)
         return placed - (0 if asked == "auto" else asked)
 
     def must_serve_without(self) -> int:
