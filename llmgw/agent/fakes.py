@@ -202,7 +202,9 @@ class FakeSpawner(_Seam):
         self._reach("spawn returns")
         return process.running
 
-    async def find(self, shard: str, process: str, status_file: str) -> Running | Exit | None:
+    async def find(
+        self, shard: str, process: str, status_file: str, *, known: Running | None = None
+    ) -> Running | Exit | None:
         self._reach("find")
         found = self._node.processes.get((shard, process))
         if found is None:

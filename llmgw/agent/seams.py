@@ -67,8 +67,11 @@ class Spawner(Protocol):
         """Returns when the shim has executed the engine. Raises StalledError with the reason when it can't."""
         ...
 
-    async def find(self, shard: str, process: str, status_file: str) -> Running | Exit | None:
-        """What became of a process that an earlier agent started: still running, how it ended, or nothing known."""
+    async def find(
+        self, shard: str, process: str, status_file: str, *, known: Running | None = None
+    ) -> Running | Exit | None:
+        """What became of a process that an earlier agent started: still running, how it ended, or nothing known.
+        ``known``: as it stands in the order, for when its status file is lost."""
         ...
 
     def exited(self, running: Running, status_file: str) -> Awaitable[Exit]:

@@ -90,6 +90,8 @@ class ShardReport:
     computes_on: ComputesOn | None = None
     manual: str = ""
     """Set when somebody stopped, started or drained it by hand on the node: who and when."""
+    lost: str = ""
+    """What its agent misses of its order, in words, so that the order must be sent once more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
+
 from llmgw.core.planner import plan
 from llmgw.core.record import recording
 from llmgw.model.claims import Claims, GpuClaim
@@ -256,6 +258,28 @@ def test_what_vanished_starts_again_in_its_place() -> None:
     world.settle()
     after = next(iter(world.record.replicas.values()))
     assert (after.id, after.ranks) == (before.id, before.ranks)
+
+
+@pytest.mark.parametrize(
+    ("state", "lost"), [("failed", "its order"), ("loading", "its secrets"), ("ready", "its secrets")]
+)
+def test_an_agent_that_lost_part_of_an_order_is_sent_it_again_under_the_same_name(
+    state: str, lost: str
+) -> None:
+    """With its order cut the model was blocked for good; with its key gone an apply waited for ever."""
+    world = settled(lab(model("chat")), box())
+    node = world.nodes["gpu01"]
+    (name,) = node.shards
+    node.shards[name] = replace(node.shards[name], state=state, lost=lost)
+    made = world.plan()
+    assert keywords(made) == ["order-lost"]
+    (sent,) = (step for step in made.steps if step.kind is StepKind.START)
+    assert sent.shard == name
+    assert not {StepKind.STOP, StepKind.DRAIN} & set(kinds(made))
+    world.one_pass()
+    node.shards[name] = replace(node.shards[name], state="failed", lost=lost)
+    world.one_pass()
+    assert world.record.models["chat"].held is None, "it says nothing of the spec"
 
 
 def test_what_vanished_from_a_gpu_that_is_gone_is_placed_anew() -> None:

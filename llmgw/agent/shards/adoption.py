@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from llmgw.agent.seams import Running
-from llmgw.agent.shards import autopsy
+from llmgw.agent.shards import autopsy, late
 from llmgw.agent.shards.orders import StoredOrder
 from llmgw.agent.shards.surroundings import Surroundings
 from llmgw.core.life import LIVE, Adopted, Event, Exited, Life, Rebooted, Resumed
@@ -24,10 +24,27 @@ class Adoption:
     events: tuple[Event, ...]
     running: tuple[Running, ...] = ()
     secrets: Mapping[str, str] = field(default_factory=dict)
+    lost: str = ""
 
 
 async def look(order: StoredOrder, around: Surroundings) -> Adoption:
     secrets = await _secrets(order, around)
+    missing = late.secrets_used(order.spec) - set(secrets)
+    return replace(await _look(order, around, secrets), lost="its secrets" if missing else "")
+
+
+async def running_already(spec: LaunchSpec, around: Surroundings) -> tuple[Running, ...]:
+    """The processes of an order that comes for what runs: its agent has lost the order, and the name holds the digest
+    of all that decides how it runs. Empty unless its engine is among them."""
+    found = [
+        await around.spawner.find(spec.shard, process.name, around.status_file(spec.shard, process))
+        for process in spec.processes
+    ]
+    running = tuple(one for one in found if isinstance(one, Running))
+    return running if any(one.process == ENGINE for one in running) else ()
+
+
+async def _look(order: StoredOrder, around: Surroundings, secrets: Mapping[str, str]) -> Adoption:
     here = around.settings.boot_id
     if order.boot_id != here:
         return Adoption(
@@ -35,7 +52,12 @@ async def look(order: StoredOrder, around: Surroundings) -> Adoption:
         )
     shard = order.spec.shard
     found = {
-        process.name: await around.spawner.find(shard, process.name, around.status_file(shard, process))
+        process.name: await around.spawner.find(
+            shard,
+            process.name,
+            around.status_file(shard, process),
+            known=next((one for one in order.processes if one.process == process.name), None),
+        )
         for process in order.spec.processes
     }
     running = tuple(one for one in found.values() if isinstance(one, Running))

@@ -13,7 +13,7 @@ from llmgw.agent.shards.orders import SAFE_SHARD, Orders, StoredOrder, nobody_to
 from llmgw.agent.shards.supervisor import Shard
 from llmgw.agent.shards.surroundings import ShardSettings, Surroundings
 from llmgw.clock import Clock
-from llmgw.core.life import DrainAsked, Event, Life, Ordered, StopAsked
+from llmgw.core.life import Adopted, DrainAsked, Event, Life, Ordered, StopAsked
 from llmgw.core.lifecycle import newborn
 from llmgw.model.facts import Gpu
 from llmgw.model.ids import ShardId
@@ -80,14 +80,14 @@ class Shards:
         found = await self._around.orders.load()
         looked = await asyncio.gather(*(adoption.look(order, self._around) for order in found.orders))
         for one in looked:
-            self._begin(one.order, *one.events, running=one.running, secrets=one.secrets)
+            self._begin(one.order, *one.events, running=one.running, secrets=one.secrets, lost=one.lost)
         for shard, why in found.unreadable.items():
             self._unreadable[shard] = (
                 f"the order of shard {shard} can't be read: {why}: stop the shard or start it anew"
             )
             self._around.events(reports.problem(shard, self._unreadable[shard]))
             if SAFE_SHARD.match(shard) and shard not in self._shards:
-                self._begin(self._orphan(shard, self._unreadable[shard]))
+                self._begin(self._orphan(shard, self._unreadable[shard]), lost="its order")
         # A report may not show what an earlier agent knew of an engine that has died since.
         await asyncio.gather(*(shard.settled() for shard in self._shards.values()))
         if self._around.settings.housekeeping:
@@ -102,8 +102,9 @@ class Shards:
         async with self._lock:
             existing = self._shards.get(spec.shard)
             if existing is not None and not existing.terminal:
-                return Accepted(shard=existing.report(), detail="it is live already")
+                return await self._live_already(existing, params)
             await self._check_claims(spec)
+            there = await self._there_already(existing, spec)
             order = StoredOrder(
                 spec=spec,
                 life=newborn(self._around.clock.now()),
@@ -115,7 +116,22 @@ class Shards:
             if existing is not None:
                 await existing.close()
             await self._readable_again(spec.shard)
+            if there:
+                shard = self._begin(order, Adopted(), running=there, secrets=params.secrets)
+                return Accepted(shard=shard.report(), detail="it runs already, and is adopted")
             return Accepted(shard=self._begin(order, Ordered(), secrets=params.secrets).report())
+
+    async def _live_already(self, shard: Shard, params: StartParams) -> Accepted:
+        if not shard.lost:
+            return Accepted(shard=shard.report(), detail="it is live already")
+        await self._take_secrets(shard, params.secrets)
+        return Accepted(shard=shard.report(), detail="it is live already, and knows its secrets again")
+
+    async def _there_already(self, existing: Shard | None, spec: LaunchSpec) -> tuple[Running, ...]:
+        """What runs of an order that this agent has lost: nothing healthy is killed to be started again."""
+        if existing is None or not existing.lost:
+            return ()
+        return await adoption.running_already(spec, self._around)
 
     async def drain(self, params: DrainParams, *, manual: str = "") -> Accepted:
         async with self._lock:
@@ -172,14 +188,18 @@ class Shards:
             shard = self._known(params.shard, "replacing the secrets of")
             if why := refused(shard.spec, params.secrets):
                 raise AgentError(f"replacing the secrets of shard {params.shard}: {why}", code=INVALID_PARAMS)
-            try:
-                await self._around.orders.save_secrets(params.shard, params.secrets)
-            except StalledError as wrong:
-                raise AgentError(
-                    f"replacing the secrets of shard {params.shard}: {wrong}", code=NO_SPACE
-                ) from wrong
-            shard.learn(params.secrets)
+            await self._take_secrets(shard, params.secrets)
             return Accepted(shard=shard.report(), detail="used from its next start on")
+
+    async def _take_secrets(self, shard: Shard, secrets: Mapping[str, str]) -> None:
+        name, asking = shard.spec.shard, bool(shard.lost)
+        try:
+            await self._around.orders.save_secrets(name, secrets)
+        except StalledError as wrong:
+            raise AgentError(f"replacing the secrets of shard {name}: {wrong}", code=NO_SPACE) from wrong
+        shard.learn(secrets)
+        if asking and shard.life.state in DRAINABLE:
+            await shard.tell(Adopted())  # it was asked without its key: it is asked again
 
     # ---- What is so -----------------------------------------------------------------------------------------
 
@@ -217,8 +237,9 @@ class Shards:
         *events: Event,
         running: tuple[Running, ...] = (),
         secrets: Mapping[str, str] | None = None,
+        lost: str = "",
     ) -> Shard:
-        shard = Shard(order, self._around, secrets or {})
+        shard = Shard(order, self._around, secrets or {}, lost=lost)
         self._shards[order.spec.shard] = shard
         shard.begin(*events, running=running)
         return shard

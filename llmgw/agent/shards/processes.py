@@ -8,6 +8,7 @@ import json
 import os
 import pwd
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +82,16 @@ class ShimSpawner:
             raise StalledError(f"{what}: the shim has started it, but {path} can't be read: see to that disk")
         return status.running(order.shard, order.process, shim_lives=True)
 
-    async def find(self, shard: str, process: str, status_file: str) -> Running | Exit | None:
+    async def find(
+        self, shard: str, process: str, status_file: str, *, known: Running | None = None
+    ) -> Running | Exit | None:
         path = Path(status_file)
         for pause in _pauses(SETTLE_WITHIN):
             status = statusfiles.read(path)
             if status is None:
-                if not self._belongings.starting(shard, process):
-                    return None
+                recorded = self._as_recorded(known)
+                if recorded is not None or not self._belongings.starting(shard, process):
+                    return recorded
             elif status.exit is not None:
                 return status.exit
             elif status.error:
@@ -98,6 +102,11 @@ class ShimSpawner:
                 return self._unseen(process, statusfiles.read(path))
             await asyncio.sleep(pause)
         return self._unseen(process, statusfiles.read(path))
+
+    def _as_recorded(self, known: Running | None) -> Running | None:
+        if known is None or not self._lives(known.engine):
+            return None
+        return replace(known, shim=known.shim if self._lives(known.shim) else None)
 
     async def exited(self, running: Running, status_file: str) -> Exit:
         if running.engine is not None:

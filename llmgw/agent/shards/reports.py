@@ -18,6 +18,7 @@ class Seen:
     engine: Running | None = None
     last_line: str = ""
     manual: str = ""
+    lost: str = ""
     problem: str = ""
     gpus: tuple[Gpu, ...] = ()
 
@@ -51,6 +52,7 @@ def report(spec: LaunchSpec, life: Life, seen: Seen) -> ShardReport:
         leader_address=spec.leader_address,
         computes_on=_computes_on(spec.shard, seen.gpus) if engine else None,
         manual=seen.manual,
+        lost=seen.lost,
     )
 
 

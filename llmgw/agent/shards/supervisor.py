@@ -52,8 +52,11 @@ class _Letter:
 class Shard:
     """Begun by ``begin`` with what has become of it; then ``tell`` commands. ``close`` leaves its processes alone."""
 
-    def __init__(self, order: StoredOrder, around: Surroundings, secrets: Mapping[str, str]) -> None:
+    def __init__(
+        self, order: StoredOrder, around: Surroundings, secrets: Mapping[str, str], *, lost: str = ""
+    ) -> None:
         self._order = order
+        self._lost = lost
         self._around = around
         self._rules = rules_of(order.spec)
         self._inbox: asyncio.Queue[_Letter] = asyncio.Queue()
@@ -83,6 +86,11 @@ class Shard:
         return self.life.state in TERMINAL
 
     @property
+    def lost(self) -> str:
+        """What is missing of its order; an order that comes again brings it."""
+        return self._lost
+
+    @property
     def problem(self) -> str:
         return self._problem
 
@@ -91,9 +99,10 @@ class Shard:
         return autopsy.mask(text, self._secrets.values())
 
     def learn(self, secrets: Mapping[str, str]) -> None:
-        """New ones, used from the next start on."""
+        """New ones, used from the next question and the next start on."""
         earlier = {f"earlier {name}": value for name, value in self._secrets.items()}
         self._secrets = {**earlier, **secrets}
+        self._lost = ""
 
     def report(self, gpus: tuple[Gpu, ...] = ()) -> ShardReport:
         shown = self.life.state in LIVE or self.life.state in (ShardState.DRAINING, ShardState.STOPPING)
@@ -101,6 +110,7 @@ class Shard:
             engine=self._started.engine,
             last_line=self.masked(self._around.logs.last_line(self.spec.shard, ENGINE)) if shown else "",
             manual=self._order.manual,
+            lost=self._lost,
             problem=self._problem,
             gpus=gpus,
         )

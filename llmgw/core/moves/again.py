@@ -62,6 +62,22 @@ def complete(round_: Round, stand: Standing, target: Copy) -> Want | None:
     return None
 
 
+def remind(round_: Round, stand: Standing, copy: Copy) -> None:
+    """An agent misses something of an order that it holds: the same order brings it, and what runs goes on."""
+    lost = copy.state.lost
+    told = names(dict.fromkeys(f"{report.shard} has lost {report.lost}" for report in lost))
+    _send(
+        round_,
+        stand,
+        copy,
+        keyword="order-lost",
+        reason=f"the agent's disk: {told}",
+        how=("sent once more, what runs goes on", "it is there already"),
+        only=frozenset(report.rank for report in lost),
+        action=Action.UPDATE,
+    )
+
+
 def _send(
     round_: Round,
     stand: Standing,
@@ -71,6 +87,7 @@ def _send(
     reason: str,
     how: tuple[str, str],
     only: frozenset[int] | None = None,
+    action: Action = Action.CREATE,
 ) -> None:
     """``how``: what is done about it, and why its place is as good as before."""
     replica, goal = copy.replica, stand.goal or stand.model
@@ -78,7 +95,7 @@ def _send(
     failed = failing(jobs)
     change = Change(
         address=copy.address,
-        action=Action.CREATE if failed is None else Action.BLOCKED,
+        action=action if failed is None else Action.BLOCKED,
         keyword=keyword if failed is None else "job-failed",
         reason=f"{reason}: {how[0] if failed is None else job_failed(failed)}",
         model=stand.model.name,

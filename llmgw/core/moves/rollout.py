@@ -15,7 +15,7 @@ copy before those that never had one, then by priority and name.
 """
 
 from llmgw.core.amounts import at
-from llmgw.core.moves.again import complete, start_again
+from llmgw.core.moves.again import complete, remind, start_again
 from llmgw.core.moves.departure import depart, remove, tell_unknown
 from llmgw.core.moves.diff import change as field_change
 from llmgw.core.moves.diff import spec_changes
@@ -96,6 +96,9 @@ def _settle_ordinal(round_: Round, stand: Standing, ordinal: int) -> Want | None
 def _settle_target(round_: Round, stand: Standing, target: Copy, olds: list[Copy]) -> Want | None:
     """``target`` is what it should be: what it still needs, and when its predecessors go."""
     health = target.state.health
+    if target.state.lost:
+        remind(round_, stand, target)
+        return None
     if health is Health.READY:
         _retire(round_, stand, target, olds)
         return None

@@ -9,7 +9,7 @@ from llmgw.core.moves.round import Copy, Round
 from llmgw.core.place.candidates import Request, breaks_rules
 from llmgw.core.seen.condition import Health, condition, outdated
 from llmgw.model.desired import DesiredModel
-from llmgw.model.ids import Digest, ReplicaId, replica_id
+from llmgw.model.ids import Digest, ReplicaId, ReplicaName, parse_replica_id, replica_id
 from llmgw.model.plan import Action, FieldChange
 from llmgw.model.record import Attempts, Held, ModelRecord, ReplicaPhase, ReplicaRecord, ReplicaSpec
 
@@ -138,7 +138,7 @@ def standing(
         nodes=Counter(node for copy in every for node in copy.nodes),
         moving=any(copy.leaving or copy.state.health is Health.COMING for copy in every),
         adopted=adopted,
-        placements=_placements(known, every),
+        placements=_placements(known, every, _unrecorded(round_, model, known)),
     )
 
 
@@ -146,10 +146,21 @@ def serves(copy: Copy) -> bool:
     return copy.state.health is Health.READY and not copy.leaving
 
 
-def _placements(known: ModelRecord | None, copies: list[Copy]) -> dict[int, int]:
+def _unrecorded(round_: Round, model: DesiredModel, known: ModelRecord | None) -> list[ReplicaName]:
+    """Copies that a node knows and the record does not: their numbers are taken."""
+    prefix = known.id_prefix if known is not None else model.name
+    names = (parse_replica_id(seen.report.replica) for seen in round_.survey.shards.values())
+    return [name for name in names if name is not None and name.prefix == prefix]
+
+
+def _placements(
+    known: ModelRecord | None, copies: list[Copy], unrecorded: list[ReplicaName]
+) -> dict[int, int]:
     counts = {int(ordinal): n for ordinal, n in known.placements.items()} if known is not None else {}
     for copy in copies:
         counts[copy.replica.ordinal] = max(counts.get(copy.replica.ordinal, 0), copy.replica.n)
+    for name in unrecorded:
+        counts[name.ordinal] = max(counts.get(name.ordinal, 0), name.n)
     return counts
 
 
@@ -202,7 +213,7 @@ def is_current(round_: Round, stand: Standing, copy: Copy) -> bool:
 
 def broken(copy: Copy) -> bool:
     """Whether it is a gang that has lost a rank: nothing on its nodes starts it again, and all of it must go."""
-    return len(copy.replica.ranks) > 1 and copy.state.health is Health.FAILED
+    return len(copy.replica.ranks) > 1 and copy.state.health is Health.FAILED and not copy.state.lost
 
 
 def misplaced(round_: Round, stand: Standing, copy: Copy) -> str:

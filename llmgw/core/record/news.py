@@ -66,6 +66,8 @@ def _replica(replica: ReplicaRecord, state: Condition) -> ReplicaRecord:
 def _model(model: ModelRecord, replica: ReplicaRecord, state: Condition, now: datetime) -> ModelRecord:
     if state.health is Health.READY and replica.phase is ReplicaPhase.STARTING:
         return replace(model, last_good=replica.spec_digest, last_good_spec=replica.spec)
+    if state.lost:
+        return model  # its agent has lost its order: that says nothing of its spec
     if len(replica.ranks) > 1:
         return _gang(model, replica, state, now)
     failure = state.failure

@@ -53,6 +53,11 @@ class Condition:
         return next((seen.report for seen in self.shards if seen.report.rank == 0), None)
 
     @property
+    def lost(self) -> tuple[ShardReport, ...]:
+        """The ranks whose agents miss something of their orders."""
+        return tuple(seen.report for seen in self.shards if seen.report.lost)
+
+    @property
     def alive(self) -> bool:
         """Whether a rank runs on that is not on its way out."""
         going = ENDED | {ShardState.STOPPING.value}

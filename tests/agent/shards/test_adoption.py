@@ -287,6 +287,55 @@ def test_an_unreadable_order_is_reported_kept_aside_and_hides_no_other() -> None
     on_node(story)
 
 
+@pytest.mark.parametrize("broken", [b'{"spec": ', b""])
+def test_an_order_that_was_lost_comes_again_for_an_engine_that_is_adopted_not_killed(broken: bytes) -> None:
+    """A cut order left a healthy engine unwatched and its model blocked for good."""
+
+    async def story(rig: Rig) -> None:
+        first = await rig.agent()
+        launch = spec()
+        await first.start(start(launch))
+        ready = await rig.reaches(launch, "ready")
+        await killed(first)
+        rig.disk.files[f"shards/{launch.shard}.json"] = broken
+        shards = await rig.agent()
+        assert rig.report(launch).lost == "its order"
+        await shards.start(start(launch))
+        adopted = await rig.reaches(launch, "ready")
+        assert (adopted.pid, adopted.lost) == (ready.pid, "")
+        assert len(rig.node.starts) == 1
+        assert not shards.problems()
+        await killed(shards)
+        await rig.agent()
+        assert rig.report(launch).pid == ready.pid
+
+    on_node(story)
+
+
+def test_a_key_that_was_lost_comes_again_with_the_order_and_nothing_is_started_anew() -> None:
+    """The engine answered 401 to its own agent for ever, and an apply waited for it as long."""
+
+    async def story(rig: Rig) -> None:
+        first = await rig.agent()
+        launch = spec(env={"KEY": "${key}"})
+        await first.start(start(launch, key="k1"))
+        ready = await rig.reaches(launch, "ready")
+        assert ready.lost == ""
+        await killed(first)
+        rig.disk.files[f"secrets/{launch.shard}.json"] = b"{"
+        shards = await rig.agent()
+        assert rig.report(launch).lost == "its secrets"
+        await shards.start(start(launch, key="k1"))
+        assert rig.report(launch).lost == ""
+        assert (await rig.reaches(launch, "ready")).pid == ready.pid
+        await killed(shards)
+        await rig.agent()
+        assert rig.report(launch).lost == ""
+        assert len(rig.node.starts) == 1
+
+    on_node(story)
+
+
 @pytest.mark.parametrize("call", range(1, 42))
 def test_an_agent_killed_at_any_call_leaves_work_that_the_next_one_finishes(call: int) -> None:
     """Start, and somewhere on the way the agent dies; whatever the world is then, the next one brings it to ready with

@@ -155,6 +155,22 @@ def test_what_can_not_be_executed_is_said_and_leaves_nothing(node: RealNode) -> 
     asyncio.run(story())
 
 
+def test_an_engine_whose_status_file_is_lost_is_found_by_what_its_order_says(node: RealNode) -> None:
+    """It was taken for dead, and killed to be started again."""
+
+    async def story() -> None:
+        order = node.python(SLEEP)
+        started = await node.spawner().spawn(order)
+        Path(order.status_file).write_bytes(b"{")  # noqa: ASYNC240 - a test's few bytes
+        later = node.spawner()
+        assert running(await later.find(SHARD, "engine", order.status_file, known=started)) == started
+        await later.signal(started, signal.SIGKILL)
+        await later.exited(started, order.status_file)
+        assert not isinstance(await later.find(SHARD, "engine", order.status_file, known=started), Running)
+
+    asyncio.run(story())
+
+
 def test_the_same_process_is_never_started_twice(node: RealNode) -> None:
     async def story() -> None:
         order = node.python(SLEEP)
