@@ -261,6 +261,7 @@ def test_one_dead_rank_stops_all_and_a_new_placement_follows_when_none_is_left()
     rank_dies(world, "gpu02")
     made = world.one_pass()
     assert keywords(made) == ["restarted", "rank-lost"]
+    assert made.due == made.created + timedelta(seconds=10), "nobody tells when a pause ends"
     assert commands(made) == ["stop 0", "stop 1"]
     assert [each.keyword for each in made.drift] == ["rank-lost"]
     assert not world.record.endpoints
@@ -403,6 +404,16 @@ def test_a_gang_that_fails_after_it_was_ready_does_not_take_the_others_along() -
         assert [it.phase for it in old] == [ReplicaPhase.SERVING], "it serves on until the other is back"
     assert not world.settle().changes
     assert world.ready("chat") == 2
+
+
+def test_what_is_left_of_a_gang_that_nobody_recorded_lends_its_name_to_no_other() -> None:
+    world = settled(gpus=2)
+    world.record = replace(world.record, replicas={}, models={}, endpoints=())
+    world.nodes["gpu02"].shards.clear()
+    made = world.plan()
+    starts = {step.replica for step in made.steps if step.kind is StepKind.START}
+    assert len(starts) == 1
+    assert not starts & live(world)
 
 
 # ---- not known, and going ----------------------------------------------------------------------------

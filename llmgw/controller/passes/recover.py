@@ -104,6 +104,12 @@ def rebuilt(
                 f"{replica} on {', '.join(node for node, _ in ranks)}: no model {ranks[0][1].model} in the manifests"
             )
             continue
+        if len(ranks) < ranks[0][1].ranks:
+            left.append(
+                f"{replica} on {', '.join(node for node, _ in ranks)}: only {len(ranks)} of its {ranks[0][1].ranks} ranks "
+                "are seen; it is adopted when all of them are"
+            )
+            continue
         replicas[replica] = _replica(replica, ranks, model, desired, key_id=key_id, serial=serial)
     record = Record(
         fleet=fleet,

@@ -149,7 +149,10 @@ def serves(copy: Copy) -> bool:
 def _unrecorded(round_: Round, model: DesiredModel, known: ModelRecord | None) -> list[ReplicaName]:
     """Copies that a node knows and the record does not: their numbers are taken."""
     prefix = known.id_prefix if known is not None else model.name
-    names = (parse_replica_id(seen.report.replica) for seen in round_.survey.shards.values())
+    seen = (shard.report.replica for shard in round_.survey.shards.values())
+    begins = f"{prefix}-"
+    strays = (it for it in seen if it.startswith(begins) and it not in round_.record.replicas)
+    names = (parse_replica_id(replica) for replica in strays)
     return [name for name in names if name is not None and name.prefix == prefix]
 
 

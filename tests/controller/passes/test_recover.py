@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 
 from llmgw.controller.passes.links import Links
-from llmgw.controller.passes.recover import Recovered, recover
+from llmgw.controller.passes.recover import Recovered, rebuilt, recover
 from llmgw.controller.repo.records import MemoryRecordStore
 from llmgw.model.ids import FleetId
 from llmgw.model.problems import StalledError
 from llmgw.model.record import Outcome
+from llmgw.model.report import Reach
 from tests.controller.passes.pretend import Model, World
+from tests.core.builders import FLEET, KEY, NodeState, desired, facts, model, node, profile
+from tests.core.fleets import fleet
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -98,6 +101,20 @@ def test_a_spec_that_changed_meanwhile_is_replaced_by_the_next_apply() -> None:
         assert "start" in {method for method, _ in world.agents["gpu01"].commands[3:]}
 
     run(main())
+
+
+def test_a_gang_of_which_a_rank_is_not_seen_is_left_alone_until_it_is() -> None:
+    wanted = desired([node("gpu01"), node("gpu02")], [model("chat", profile(nodes=2))])
+    pair = fleet(wanted, [NodeState(name, facts(name)) for name in ("gpu01", "gpu02")])
+    pair.settle()
+    record, left = rebuilt(wanted, pair.observe(), key_id=KEY, fleet=FLEET)
+    (replica,) = record.replicas.values()
+    assert ([rank.node for rank in replica.ranks], left) == (["gpu01", "gpu02"], ())
+    assert [it.address for it in record.endpoints] == [wanted.nodes["gpu01"].address]
+    pair.nodes["gpu02"].reach = Reach.UNREACHABLE
+    record, left = rebuilt(wanted, pair.observe(), key_id=KEY, fleet=FLEET)
+    assert not record.replicas
+    assert "only 1 of its 2 ranks are seen" in left[0]
 
 
 def test_a_node_that_is_silent_is_told() -> None:
