@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 
+LEAVING = (ReplicaPhase.DRAINING, ReplicaPhase.STOPPING)
 LOOKING = 30.0
 """Seconds that may lie between a pass's look at the nodes and its intent."""
 GLANCE = 0.2
@@ -37,7 +38,6 @@ class PassWatch:
     serial: int
     plan: Plan
     record: Record
-    before: tuple[ReplicaRecord, ...]  # what was recorded before it began
     known: set[str]  # what the record knew to serve: what nobody knew of yet is missed by nobody
     seen: dict[str, set[str]]
     taken: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -54,8 +54,10 @@ class Invariants:
         self.leaving: set[str] = set()  # shards whose agent has agreed to that
         self.recorded: set[str] = set()  # replicas that ever stood in the record
         self.passes: dict[int, PassWatch] = {}
+        self._published: set[str] = set()  # replicas that the record ever knew to serve
         self._served: dict[tuple[str, str], float] = {}  # model and replica -> when it last served
         self._looked = -1.0
+        self._since: dict[str, float] = {}  # replica -> since when it has served without a break
         self._owners: dict[str, bytes] = {}
         self._took_a_server: dict[str, bool] = {}  # command id -> whether its shard served when it came
         self._fences: dict[str, tuple[int, str]] = {}
@@ -140,7 +142,10 @@ class Invariants:
     def _remember_serving(self) -> None:
         now = self._world.loop.elapsed
         watches = list(self.passes.values())[-WATCHED:]
-        for model, replicas in self.serving().items():
+        serving = self.serving()
+        served = {replica for replicas in serving.values() for replica in replicas}
+        self._since = {replica: self._since.get(replica, now) for replica in sorted(served)}
+        for model, replicas in serving.items():
             for replica in replicas:
                 self._served[model, replica] = now
             for watch in watches:
@@ -221,6 +226,11 @@ class Invariants:
         seen = watch.seen.get(spec.model, set()) & watch.known
         if replica not in seen:
             return  # it did not serve anybody
+        if method == "stop":
+            # When the pass looked it was not ready yet; otherwise it would have been drained.
+            if self._world.loop.elapsed - self._since.get(replica, self._world.loop.elapsed) > LOOKING:
+                self.violate(f"{shard} is stopped by serial {serial} while it serves, and was never drained")
+            return
         watch.taken[spec.model].add(replica)
         left = len(seen - watch.taken[spec.model])
         need, why = self._least(spec.model, watch)
@@ -243,7 +253,15 @@ class Invariants:
             for change in watch.plan.changes
         )
         allowed = wish.max_unavailable if wish.max_unavailable != "auto" else int(destroys)
-        placed = {it.ordinal for it in watch.before if it.model == model and it.ordinal < wish.replicas}
+        # One that never served and is on its way out leaves nobody with less.
+        placed = {
+            it.ordinal
+            for it in watch.record.replicas.values()
+            if it.model == model
+            and it.ordinal < wish.replicas
+            and it.origin.serial != watch.serial
+            and (it.phase not in LEAVING or it.id in self._published)
+        }
         need = max(len(placed) - allowed, 1 if protect else 0)
         return (
             need,
@@ -262,6 +280,7 @@ class Invariants:
         record = written.record
         before = self._world.store.written[-2].record if len(self._world.store.written) > 1 else None
         self.recorded.update(record.replicas)
+        self._published.update(_known_to_serve(record))
         self._record_within_the_machines(record)
         self._one_at_a_time(before, record, written)
         self._numbers_only_grow(before, record)
@@ -274,7 +293,6 @@ class Invariants:
                 serial=record.serial,
                 plan=written.plan,
                 record=record,
-                before=tuple(before.replicas.values()) if before is not None else (),
                 known=(_known_to_serve(before) | _known_to_serve(record)) - _going(before),
                 seen=self._served_lately(),
             )
@@ -440,7 +458,7 @@ def _known_to_serve(record: Record | None) -> set[str]:
 def _going(record: Record | None) -> set[str]:
     """What an earlier pass has decided to let go; finishing that takes nothing more away."""
     replicas = record.replicas.values() if record is not None else ()
-    return {it.id for it in replicas if it.phase in (ReplicaPhase.DRAINING, ReplicaPhase.STOPPING)}
+    return {it.id for it in replicas if it.phase in LEAVING}
 
 
 def over(uuid: str, holders: list[tuple[str, int | None]], totals: Mapping[str, int]) -> str:

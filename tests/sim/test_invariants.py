@@ -267,6 +267,14 @@ def test_too_many_taken_away_at_once() -> None:
     assert "leaves 1 of ant serving" in planted(plant)
 
 
+def test_a_serving_replica_that_is_stopped_without_a_drain() -> None:
+    async def plant(world: World) -> None:
+        serial = await intent(world)
+        await sent(world, "stop", command(serial, engine(world, "ant").order.shard))
+
+    assert "was never drained" in planted(plant)
+
+
 def test_the_last_replica_of_a_protected_model_is_taken_away() -> None:
     async def plant(world: World) -> None:
         world.commits.add(replace(WISH, models=WISH.models[:1]))
@@ -274,7 +282,7 @@ def test_the_last_replica_of_a_protected_model_is_taken_away() -> None:
         record = replace(begun(record_of(world), lease_until=world.clock.now()), commit=commit)
         plan = world.store.plans[max(world.store.plans)]
         await world.store.write(record, after=world.store.written[-1].version, message="planted", plan=plan)
-        await sent(world, "stop", command(record.serial, engine(world, "bee").order.shard))
+        await sent(world, "drain", command(record.serial, engine(world, "bee").order.shard))
 
     assert "and 1 must be: it is protected" in planted(plant)
 
