@@ -328,14 +328,8 @@ def test_another_fleets_node_changes_hands_only_when_it_is_taken_over(desk: Desk
     assert "belongs to fleet" in ours.out
     said = theirs.llmgw("node", "remove", "node1", "--yes").refused()
     assert "which the record does not know" in said
-    _clear(one)
-
-
-def _clear(host: Host) -> None:
-    """What a test leaves on purpose, for the next to find a bare machine."""
-    for pid in host.processes():
-        host.exec("kill", "-9", str(pid))
-    host.must("rm", "-rf", "/var/lib/llmgw-agent")
+    theirs.llmgw("node", "remove", "node1", "--stop", "--yes", "--everything").well()
+    assert one.processes() == {}
 
 
 # ---- without any machine ---------------------------------------------------------------------------------

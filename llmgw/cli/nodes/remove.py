@@ -1,10 +1,11 @@
 """``node remove``: what runs there goes elsewhere, its agent is taken away, its manifest is removed by a commit."""
 
+import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -18,8 +19,9 @@ from llmgw.cli.told import plan_key, plan_text
 from llmgw.controller.opening import Opened
 from llmgw.controller.passes import endpoints
 from llmgw.controller.passes.halt import Halt
-from llmgw.controller.passes.leaving import Ways, strays, uninstall
+from llmgw.controller.passes.leaving import Ways, uninstall
 from llmgw.controller.passes.links import Links
+from llmgw.controller.passes.observe import NODE_TIMEOUT, observe_node
 from llmgw.controller.passes.onenode import (
     demands,
     evicting,
@@ -27,6 +29,7 @@ from llmgw.controller.passes.onenode import (
     in_the_way,
     last_of_protected,
     replicas_on,
+    strays,
     what_runs,
 )
 from llmgw.controller.passes.prepare import Prepared, Wish, applied, own_secret, prepare
@@ -41,6 +44,10 @@ from llmgw.model.plan import Plan
 from llmgw.model.problems import StaleError, StalledError
 from llmgw.model.record import Record
 from llmgw.model.report import Reach
+
+STOPPED_WITHIN: Final = 180.0
+"""Seconds: engines get 60 to end by themselves, GPUs 30 to be empty, and both may be configured longer."""
+POLL: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +92,9 @@ async def _remove(asked: Asked, asking: Asking) -> int:
         node, wish, in_git = await _standing(opened, asking.name)
         paper = None if asking.no_commit or not in_git else removal(opened, node)
         prepared = await prepare(opened.fleet, wish, links)
-        reachable = _reachable(prepared, node)
-        if replicas_on(prepared.record, node.name):
+        reachable = _reachable(prepared, node, stop=asking.stop)
+        seen = prepared.observed.nodes[node.name]
+        if replicas_on(prepared.record, node.name) or strays(seen, prepared.record):
             code = await _empty(opened, links, asking, wish, prepared)
             if code != output.DONE:
                 return code
@@ -114,13 +122,14 @@ async def _standing(opened: Opened, name: str) -> tuple[DesiredNode, Wish, bool]
     return named(known.desired, name), Wish(drained=name), True
 
 
-def _reachable(prepared: Prepared, node: DesiredNode) -> bool:
+def _reachable(prepared: Prepared, node: DesiredNode, *, stop: bool) -> bool:
     """Whether its agent can be taken away; StalledError where something runs that could not be stopped."""
     seen = prepared.observed.nodes[node.name]
-    if alone := strays(seen, frozenset(prepared.record.replicas)):
+    alone = strays(seen, prepared.record)
+    if alone and not stop:
         raise StalledError(
-            f"node {node.name} runs {names(alone)}, which the record does not know: stop it on the node (llmgw-agent stop), or"
-            " apply a commit that adopts it, then remove the node"
+            f"node {node.name} runs {names(shard.shard for shard in alone)}, which the record does not know: apply a commit that"
+            " asks for it, which adopts it, or give --stop, which stops it too"
         )
     if seen.reach is not Reach.UNREACHABLE:
         return True
@@ -161,6 +170,7 @@ async def _empty(opened: Opened, links: Links, asking: Asking, wish: Wish, prepa
             request = replace(request, approve=None)
             if stopped.errors or stopped.halted:
                 return _not_empty(name, stopped.record, (*stopped.errors, stopped.halted))
+            await _until_gone(links, prepared.desired.nodes[name], stopped.record)
         settled = await settle(opened.fleet, request, links=links, halt=halt, progress=progress)
     ended = verdict(settled)
     if replicas_on(settled.last.record, name):
@@ -168,6 +178,25 @@ async def _empty(opened: Opened, links: Links, asking: Asking, wish: Wish, prepa
     for error in ended.errors:
         output.note(f"Note: {error}")
     return output.DONE
+
+
+async def _until_gone(links: Links, node: DesiredNode, record: Record) -> None:
+    """What the record does not know is waited for here: no pass does."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + STOPPED_WITHIN
+    known = record.nodes.get(node.name)
+    cursor = known.journal_cursor if known is not None else 0
+    while True:
+        seen = await observe_node(node, links, journal_after=cursor, timeout=NODE_TIMEOUT)
+        alone = strays(seen, record)
+        if not alone:
+            return
+        if loop.time() > until:
+            raise StalledError(
+                f"node {node.name}: {names(shard.shard for shard in alone)} has not stopped within {STOPPED_WITHIN:g} s: look at"
+                f" llmgw node show {node.name}, then try again"
+            )
+        await asyncio.sleep(POLL)
 
 
 def _keep_endpoints(opened: Opened, record: Record) -> None:

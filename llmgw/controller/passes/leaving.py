@@ -8,10 +8,8 @@ from llmgw.controller.nodes.bootstrap.install import Bootstrap
 from llmgw.controller.nodes.local import LocalTransport
 from llmgw.controller.nodes.ssh.transport import SshTransport
 from llmgw.controller.passes.lease import crashed_pass
-from llmgw.core.seen.condition import ENDED
 from llmgw.model.desired import DesiredNode
 from llmgw.model.ids import FleetId
-from llmgw.model.report import NodeObservation, Reach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +43,3 @@ async def uninstall(
         bootstrap = replace(ways.bootstrap, told=told)
         connection = await ways.ssh.connection(node)
         return await bootstrap.uninstall(connection, node, fleet=owner, everything=everything)
-
-
-def strays(seen: NodeObservation, recorded: frozenset[str]) -> tuple[str, ...]:
-    """Shards that live there and that no record knows: nobody could command them once the agent is gone."""
-    if seen.reach is not Reach.OK or seen.report is None:
-        return ()
-    return tuple(
-        shard.shard
-        for shard in seen.report.shards
-        if shard.state not in ENDED and shard.replica not in recorded
-    )

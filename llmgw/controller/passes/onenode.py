@@ -12,11 +12,11 @@ from llmgw.core.moves.steps import BOOTSTRAP_WITHIN, COMMAND_WITHIN
 from llmgw.core.seen.condition import ENDED, Health, condition
 from llmgw.core.seen.survey import survey
 from llmgw.model.desired import Desired, DesiredModel, DesiredNode
-from llmgw.model.ids import shard_id
+from llmgw.model.ids import ShardId, shard_id
 from llmgw.model.plan import Action, Change, Plan, Step, StepKind
 from llmgw.model.problems import StalledError
 from llmgw.model.record import Record, ReplicaPhase, ReplicaRecord
-from llmgw.model.report import Observed
+from llmgw.model.report import NodeObservation, Observed, ShardReport
 
 MakePlan = Callable[[Prepared], Plan]
 
@@ -50,17 +50,25 @@ def bootstrapping(node: str, *, reason: str) -> MakePlan:
 
 
 def evicting(node: str) -> MakePlan:
-    """Stops every replica that has a rank on one node, without a drain and without a successor. A gang goes as a whole."""
+    """Stops every replica that has a rank on one node, and what no record knows there, without a drain and without a
+    successor. A gang goes as a whole."""
 
     def make(prepared: Prepared) -> Plan:
         going = [
             each for each in replicas_on(prepared.record, node) if each.phase is not ReplicaPhase.STOPPING
         ]
         why = f"{node} is being removed"
+        alone = strays(prepared.observed.nodes[node], prepared.record)
         return _instead(
             prepared,
-            changes=tuple(_stopped(replica, why) for replica in going),
-            steps=tuple(step for replica in going for step in _stops(replica, why)),
+            changes=(
+                *(_stopped(replica, why) for replica in going),
+                *(_stray_stopped(shard, why) for shard in alone),
+            ),
+            steps=(
+                *(step for replica in going for step in _stops(replica, why)),
+                *(_stop(shard.shard, node, shard.model, None, why) for shard in alone),
+            ),
         )
 
     return make
@@ -105,23 +113,38 @@ def _stopped(replica: ReplicaRecord, why: str) -> Change:
     )
 
 
+def _stray_stopped(shard: ShardReport, why: str) -> Change:
+    return Change(
+        address=f"model/{shard.model}",
+        action=Action.REMOVE,
+        keyword="evicted",
+        reason=f"{why}: {shard.shard}, which nobody recorded, is stopped at once",
+        model=shard.model,
+    )
+
+
 def _stops(replica: ReplicaRecord, why: str) -> Iterator[Step]:
     for rank in replica.ranks:
-        shard = shard_id(replica.id, rank.rank)
-        yield Step(
-            id=f"stop {shard}",
-            kind=StepKind.STOP,
-            node=rank.node,
-            model=replica.model,
-            replica=replica.id,
-            shard=shard,
-            reason=why,
-            timeout=COMMAND_WITHIN,
-        )
+        yield _stop(shard_id(replica.id, rank.rank), rank.node, replica.model, replica.id, why)
+
+
+def _stop(shard: ShardId, node: str, model: str, replica: str | None, why: str) -> Step:
+    return Step(
+        id=f"stop {shard}",
+        kind=StepKind.STOP,
+        node=node,
+        model=model,
+        replica=replica,
+        shard=shard,
+        reason=why,
+        timeout=COMMAND_WITHIN,
+    )
 
 
 def _instead(prepared: Prepared, *, changes: tuple[Change, ...], steps: tuple[Step, ...]) -> Plan:
-    return replace(prepared.plan, changes=changes, steps=steps, warnings=(), waiting=(), unchanged=0)
+    return replace(
+        prepared.plan, changes=changes, steps=steps, drift=(), warnings=(), waiting=(), unchanged=0
+    )
 
 
 # ---- what stands against taking a node away ----------------------------------------------------------
@@ -131,6 +154,15 @@ def replicas_on(record: Record, node: str) -> tuple[ReplicaRecord, ...]:
     """Recorded replicas with a rank there, in order of id."""
     found = (it for it in record.replicas.values() if any(rank.node == node for rank in it.ranks))
     return tuple(sorted(found, key=lambda replica: replica.id))
+
+
+def strays(seen: NodeObservation, record: Record) -> tuple[ShardReport, ...]:
+    """Shards that live there and that no record knows: nobody could command them once the agent is gone."""
+    return tuple(
+        shard
+        for shard in (seen.report.shards if seen.report is not None else ())
+        if shard.state not in ENDED and shard.replica not in record.replicas
+    )
 
 
 def demands(desired: Desired, node: str) -> tuple[str, ...]:

@@ -98,7 +98,7 @@ def _commanded(
                 known = replicas[replica]
                 since = known.draining_since or now
                 replicas[replica] = replace(known, phase=ReplicaPhase.DRAINING, draining_since=since)
-            case StepKind.STOP:
+            case StepKind.STOP if replica in replicas:  # not one that nobody recorded
                 replicas[replica] = replace(replicas[replica], phase=ReplicaPhase.STOPPING)
             case _:
                 pass

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from llmgw.controller.passes.leaving import strays
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.onenode import (
     bootstrapping,
@@ -16,8 +15,10 @@ from llmgw.controller.passes.onenode import (
     in_the_way,
     last_of_protected,
     replicas_on,
+    strays,
 )
 from llmgw.controller.passes.prepare import Prepared, Wish, prepare
+from llmgw.model.ids import ReplicaId, ShardId
 from llmgw.model.manifest import PlacementRules
 from llmgw.model.plan import StepKind, StepOutcome
 from llmgw.model.problems import StalledError
@@ -186,12 +187,30 @@ def test_shards_that_no_record_knows_are_seen_and_ended_ones_are_not() -> None:
         world = World()
         await world.settle()
         seen = (await prepared(world)).observed.nodes["gpu01"]
-        assert strays(seen, frozenset()) == tuple(world.states())
-        assert strays(seen, frozenset((await record(world)).replicas)) == ()
-        world.agents["gpu01"].become("stopped")
+        kept = await record(world)
+        assert [shard.shard for shard in strays(seen, replace(kept, replicas={}))] == list(world.states())
+        assert strays(seen, kept) == ()
         for shard in world.agents["gpu01"].shards:
             world.agents["gpu01"]._set(shard, "stopped")
-        assert strays((await prepared(world)).observed.nodes["gpu01"], frozenset()) == ()
+        assert strays((await prepared(world)).observed.nodes["gpu01"], replace(kept, replicas={})) == ()
+
+    asyncio.run(main())
+
+
+def test_eviction_stops_also_what_no_record_knows_and_records_nothing_of_it() -> None:
+    async def main() -> None:
+        world = World(nodes=TWO)
+        await world.settle()
+        (replica,) = (await record(world)).replicas.values()
+        there = replica.ranks[0].node
+        agent = world.agents[there]
+        (known,) = agent.shards.values()
+        agent.shards["old-00000000-0.1-r0"] = replace(
+            known, shard=ShardId("old-00000000-0.1-r0"), replica=ReplicaId("old-00000000-0.1"), model="old"
+        )
+        await world.apply(wish=Wish(drained=there), instead=evicting(there))
+        assert {shard.state for shard in agent.shards.values()} == {"stopped"}
+        assert set((await record(world)).replicas) == {replica.id}
 
     asyncio.run(main())
 
