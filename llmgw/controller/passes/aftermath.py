@@ -1,14 +1,14 @@
 """What became of the commands of a pass whose controller died: read from what the agents report now.
 
-Pure. A command that left no trace on a node that answers was not carried out; on a node that does not answer it
-stays unknown.
+Pure. A command that left no trace on a node whose agent answers was not carried out; on any other node it stays
+unknown.
 """
 
 from collections.abc import Mapping, Sequence
 
 from llmgw.model.facts import EngineFact, WeightsFact
 from llmgw.model.plan import Plan, Step, StepKind, StepOutcome, StepResult
-from llmgw.model.report import NodeObservation, Observed, Reach, Report, ShardState
+from llmgw.model.report import Observed, Reach, Report, ShardState
 
 _ON_THE_WAY_OUT = frozenset({ShardState.STOPPING.value, ShardState.STOPPED.value})
 _DRAINED = _ON_THE_WAY_OUT | {ShardState.DRAINING.value}
@@ -27,15 +27,15 @@ def _outcome(step: Step, observed: Observed, results: Mapping[str, StepResult]) 
         known = all(name in results and results[name].outcome is StepOutcome.DONE for name in step.after)
         return StepOutcome.DONE if known else StepOutcome.DEFERRED
     node = observed.nodes.get(step.node or "")
-    if node is None or node.reach in (Reach.UNREACHABLE, Reach.NOT_ASKED):
+    if step.kind is StepKind.BOOTSTRAP and node is not None and node.reach is Reach.NO_AGENT:
+        return StepOutcome.DEFERRED
+    if node is None or node.report is None:
+        # Without an agent as well: it may have died since, and orders outlive it.
         return StepOutcome.UNKNOWN
-    return StepOutcome.DONE if _left_its_trace(step, node) else StepOutcome.DEFERRED
+    return StepOutcome.DONE if _left_its_trace(step, node.report) else StepOutcome.DEFERRED
 
 
-def _left_its_trace(step: Step, node: NodeObservation) -> bool:
-    report = node.report
-    if report is None:  # no agent: nothing of what it was told can be true
-        return False
+def _left_its_trace(step: Step, report: Report) -> bool:
     state = next((it.state for it in report.shards if it.shard == step.shard), None)
     traces: dict[StepKind, bool] = {
         StepKind.BOOTSTRAP: True,
