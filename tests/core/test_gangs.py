@@ -416,6 +416,23 @@ def test_what_is_left_of_a_gang_that_nobody_recorded_lends_its_name_to_no_other(
     assert not starts & live(world)
 
 
+def test_the_last_that_serves_of_a_protected_model_is_not_scaled_away_while_the_others_fail() -> None:
+    rollout = Rollout(max_surge=0, max_unavailable=1)
+    world = settled(replicas=2, gpus=2, protect=True, rollout=rollout)
+    world.fails = bad
+    world.desired = lab(chat(replicas=2, protect=True, rollout=rollout, args=("--bad",)))
+    while "0" not in world.record.models["chat"].attempts:
+        world.one_pass()
+        world.advance()
+    world.desired = lab(chat(replicas=1, protect=True, rollout=rollout, args=("--bad",)))
+    world.check = _one_serves
+    world.settle()
+
+
+def _one_serves(world: Fleet) -> None:
+    assert world.ready("chat") >= 1
+
+
 # ---- not known, and going ----------------------------------------------------------------------------
 
 

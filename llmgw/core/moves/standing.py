@@ -43,11 +43,12 @@ class Standing:
 
     def must_serve(self) -> int:
         """How many must serve while old ones go, their successors being ready: every replica that has a copy at all, or had
-        one that failed as a gang, less what may be missing. One for which there never was room takes nothing from the others."""
+        one that failed as a gang, less what may be missing. One for which there never was room takes nothing from the others.
+        Of a protected model one always."""
         asked = self.model.spec.rollout.max_unavailable
         failed = {int(ordinal) for ordinal in self.known.attempts} if self.known is not None else set()
         placed = sum(1 for ordinal in failed | self.copies.keys() if ordinal < self.model.spec.replicas)
-        return placed - (0 if asked == "auto" else asked)
+        return max(placed - (0 if asked == "auto" else asked), 1 if self.model.spec.protect else 0)
 
     def must_serve_without(self) -> int:
         """The same where the successor only comes afterwards: replicas that are between two copies count as well. Where a
