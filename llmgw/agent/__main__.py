@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmgw import __version__
-from llmgw.model.problems import LlmgwError, NoAgentError
 
 ERROR = 1
 USAGE = 64
@@ -21,20 +20,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = parser.parse_args(arguments)
     except SystemExit as ended:
         return USAGE if ended.code else 0
+    work = Path(chosen.work).expanduser().absolute()
+    if chosen.command == "bridge":
+        from llmgw.agent.bridge import bridge  # noqa: PLC0415 - it starts with every connection, and the rest takes its time
+
+        return bridge(work)
+    from llmgw.model.problems import LlmgwError, NoAgentError  # noqa: PLC0415 - see above
+
     try:
-        return _run(chosen)
+        return _run(chosen, work)
     except LlmgwError as wrong:
         sys.stderr.write(f"llmgw-agent {chosen.command}: {wrong}\n")
         return 69 if isinstance(wrong, NoAgentError) else ERROR
 
 
-def _run(chosen: argparse.Namespace) -> int:
-    """Imports late: the bridge starts once a connection and needs next to nothing."""
-    work = Path(chosen.work).expanduser().absolute()
-    if chosen.command == "bridge":
-        from llmgw.agent.bridge import bridge  # noqa: PLC0415 - see above
-
-        return bridge(work)
+def _run(chosen: argparse.Namespace, work: Path) -> int:
     if chosen.command == "status":
         from llmgw.agent.status import status  # noqa: PLC0415 - see above
 

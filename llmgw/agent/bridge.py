@@ -1,5 +1,6 @@
 """``llmgw-agent bridge``: standard input and output to the agent's socket and back, for a channel that ends on this
-machine, such as SSH's. Its first line tells where a login shell's noise ends."""
+machine, such as SSH's. Its first line tells where a login shell's noise ends. It is started with every connection, so it imports
+nothing that takes time (a test counts)."""
 
 import os
 import selectors
@@ -7,8 +8,8 @@ import socket
 import sys
 from pathlib import Path
 
-from llmgw.agent.server import dial
-from llmgw.wire.rpc import BRIDGE_MAGIC
+from llmgw.agent.dialing import dial
+from llmgw.wire.doorway import BRIDGE_MAGIC
 
 NOBODY = 69
 """Exit code when no agent listens: EX_UNAVAILABLE of sysexits.h, which no shell uses by itself."""

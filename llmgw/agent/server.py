@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from llmgw.model.problems import AgentError, StalledError
 from llmgw.wire import rpc
+from llmgw.wire.doorway import SOCKET
 from llmgw.wire.messages import BUSY, INTERNAL_ERROR, INVALID_REQUEST, ErrorBody, Request, Response
-from llmgw.wire.setup import SOCKET
 
 MAX_CONNECTIONS = 64
 """A controller opens one for commands and one for each stream."""
@@ -231,18 +231,3 @@ def listen(work: Path) -> socket.socket:
         os.umask(umask)
         os.close(folder)
     return listener
-
-
-def dial(work: Path) -> socket.socket:
-    """Connects to the agent of a work directory; OSError when nobody listens."""
-    folder = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        connection.connect(f"/proc/self/fd/{folder}/{SOCKET}")
-        connection.setblocking(False)
-    except OSError:
-        connection.close()
-        raise
-    finally:
-        os.close(folder)
-    return connection

@@ -24,7 +24,8 @@ from pathlib import Path
 from llmgw.model.facts import Facts
 from llmgw.model.problems import StalledError
 from llmgw.wire import codec
-from llmgw.wire.setup import LOCK, LOG, PRETENDED, SETTINGS, SETTINGS_FORMAT, SOCKET, AgentSettings
+from llmgw.wire.doorway import SOCKET
+from llmgw.wire.setup import LOCK, LOG, PRETENDED, SETTINGS, SETTINGS_FORMAT, AgentSettings
 
 MAX_SETTINGS = 1024 * 1024
 MAX_PRETENDED = 4 * 1024 * 1024

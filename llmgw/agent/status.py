@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmgw import __version__
-from llmgw.agent.server import dial
+from llmgw.agent.dialing import dial
 from llmgw.model.problems import NoAgentError, RetryError
 from llmgw.model.report import Report
 from llmgw.wire import codec, rpc

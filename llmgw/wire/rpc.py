@@ -24,10 +24,6 @@ from llmgw.wire.messages import (
 
 ITEM = "item"
 STREAMS = frozenset({"watch", "logs"})
-BRIDGE_MAGIC = b"llmgw-agent bridge 1\n"
-"""What the bridge prints first: all before it is noise of a login shell and skipped."""
-MAX_NOISE = 64 * 1024
-"""Bytes of such noise that a client reads before it gives up."""
 
 
 class LineTooLongError(ValueError):

@@ -12,7 +12,6 @@ from llmgw.wire import codec
 SETTINGS_FORMAT = 1
 SETTINGS = "agent.json"
 PRETENDED = "pretended.json"
-SOCKET = "agent.sock"
 LOCK = "agent.lock"
 LOG = "agent.log"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from llmgw.agent.server import listen
-from llmgw.wire.rpc import BRIDGE_MAGIC
+from llmgw.wire.doorway import BRIDGE_MAGIC
 from tests.agent.agents import FLEET
 from tests.agent.processes import Machine, on_machine
 
@@ -115,6 +115,19 @@ def test_megabytes_go_both_ways_at_once(tmp_path: Path) -> None:
             thread.join(timeout=30)
         agent.close()
     assert bytes(received) == there
+
+
+def test_it_loads_nothing_that_takes_time_because_it_starts_with_every_connection() -> None:
+    script = "import sys, llmgw.agent.__main__, llmgw.agent.bridge; print(*sys.modules)"
+    command = [sys.executable, "-c", script]
+    loaded = set(
+        subprocess.run(
+            command, capture_output=True, text=True, timeout=30, check=True, cwd=ROOT
+        ).stdout.split()
+    )
+    assert "llmgw.agent.dialing" in loaded
+    assert loaded.isdisjoint({"asyncio", "attr", "cattrs", "dataclasses", "inspect", "json", "logging"})
+    assert len({name for name in loaded if name.startswith("llmgw")}) < 10
 
 
 @pytest.mark.parametrize("arguments", [[], ["bridge"], ["fly", "--work", "x"], ["status", "--work"]])

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from llmgw.agent.server import dial
+from llmgw.agent.dialing import dial
 from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts
 from llmgw.model.ids import ShardId

@@ -20,7 +20,8 @@ from llmgw.model.facts import Facts
 from llmgw.model.manifest import Local
 from llmgw.model.problems import NoAgentError, RetryError, StalledError
 from llmgw.wire import codec
-from llmgw.wire.setup import PRETENDED, SETTINGS, SOCKET, AgentSettings
+from llmgw.wire.doorway import SOCKET
+from llmgw.wire.setup import PRETENDED, SETTINGS, AgentSettings
 
 PROBE: Final = Path(llmgw.__file__).parent / "runtime" / "factprobe.py"
 PROBE_WITHIN: Final = 30.0

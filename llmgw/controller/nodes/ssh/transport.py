@@ -17,7 +17,7 @@ from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts
 from llmgw.model.problems import NoAgentError, StalledError
 from llmgw.wire import codec
-from llmgw.wire.rpc import BRIDGE_MAGIC
+from llmgw.wire.doorway import BRIDGE_MAGIC
 
 if TYPE_CHECKING:
     from llmgw.controller.nodes.ssh.connection import NotBegunError, SshConnection
