@@ -21,6 +21,9 @@ demo-stop: ## stop what the demo started
 
 test: lint types contracts tests ## everything that must hold before a commit lands (CI runs this)
 
+test-all: LONG := --long
+test-all: test ## the same and the long tests: a real systemd, which `make test` leaves out and says so
+
 $(VENV)/.installed: pyproject.toml
 	@scripts/check-python.sh "$(PYTHON)"
 	$(PYTHON) -m venv $(VENV)
@@ -44,7 +47,7 @@ contracts: install
 
 tests: install
 	@scripts/test-packages.sh
-	$(PYTEST) --numprocesses 2 --dist worksteal
+	$(PYTEST) --numprocesses 2 --dist worksteal $(LONG)
 
 sim: install ## simulated histories: make sim SEEDS=2000 START=0
 	$(PYTEST) tests/sim --numprocesses 2 --sim-seeds $(or $(SEEDS),200) --sim-start $(or $(START),0)
@@ -58,4 +61,4 @@ golden: install ## write the golden files anew; read the diff before you commit 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help demo demo-stop test install lint types contracts tests sim bench golden clean
+.PHONY: help demo demo-stop test test-all install lint types contracts tests sim bench golden clean

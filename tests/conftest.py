@@ -1,12 +1,19 @@
-"""Options of the whole test run."""
+"""Options of the whole test run, and which tests it leaves out."""
+
+from collections import Counter
+from typing import Any
 
 import pytest
+
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+SENT = "llmgw_left_out"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("simulation")
     group.addoption("--sim-seeds", type=int, default=50, help="how many seeded histories to play")
     group.addoption("--sim-start", type=int, default=0, help="the first seed")
+    parser.getgroup("llmgw").addoption("--long", action="store_true", help="run the tests marked long too")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -14,3 +21,50 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         start: int = metafunc.config.getoption("--sim-start")
         count: int = metafunc.config.getoption("--sim-seeds")
         metafunc.parametrize("sim_seed", range(start, start + count))
+
+
+# ---- long tests: left out and told, unless they are asked for ------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEFT_OUT] = Counter()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--long"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    items[:] = [item for item in items if item not in left_out]
+    config.stash[LEFT_OUT].update(_reason(item) for item in left_out)
+    config.hook.pytest_deselected(items=left_out)
+
+
+def _reason(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("long")
+    assert marker is not None
+    if len(marker.args) != 1:
+        raise pytest.UsageError(f"{item.nodeid}: say why it is not for every run: pytest.mark.long('…')")
+    return str(marker.args[0])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker tells the process that started it, which collects nothing itself."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        seen: Counter[str] = session.config.stash[LEFT_OUT]
+        output[SENT] = dict(seen)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Every worker has collected the same."""
+    seen: Counter[str] = node.config.stash[LEFT_OUT]
+    for reason, count in getattr(node, "workeroutput", {}).get(SENT, {}).items():
+        seen[reason] = max(seen[reason], count)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for reason, count in sorted(config.stash[LEFT_OUT].items()):
+        tests = "1 test" if count == 1 else f"{count} tests"
+        terminalreporter.write_line(f"NOT RUN: {tests}: {reason}; `make test-all` runs them")

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from llmgw.model.ids import ShardId
-from llmgw.model.problems import LlmgwError
-from llmgw.wire.messages import LogLine, LogsParams, WatchEvent, WatchParams
+from llmgw.model.problems import AgentError, LlmgwError
+from llmgw.wire.messages import Accepted, LogLine, LogsParams, StopParams, WatchEvent, WatchParams
+from tests.agent.agents import command
 from tests.controller.nodes.bareagent import report, shard_when, start_engine, stop_engine
 from tests.controller.nodes.barehost import (
     FLEET,
@@ -29,6 +30,7 @@ from tests.controller.nodes.barehost import (
 
 NOT_PROVED = "not proved that systemd runs the agent and leaves engines alone"
 RESTART_WITHIN = 2.0
+pytestmark = [pytest.mark.slow, pytest.mark.long(f"a systemd of its own boots for each; {NOT_PROVED}")]
 
 
 def unified() -> Path | None:
@@ -69,7 +71,6 @@ async def _running(host: BareHost) -> None:
         await asyncio.sleep(0.1)
 
 
-@pytest.mark.slow
 def test_systemd_runs_the_agent_and_engines_outlive_it(host: BareHost, tmp_path: Path) -> None:
     async def main() -> None:
         tool = bootstrap(bundles(tmp_path / "controller"))
@@ -86,9 +87,9 @@ def test_systemd_runs_the_agent_and_engines_outlive_it(host: BareHost, tmp_path:
         after = await shard_when(host, lambda shard: shard.state == "ready")
         assert (after.pid, after.attempts) == (engine.pid, engine.attempts)
 
-        heard = asyncio.Event()
-        watching = [asyncio.ensure_future(_listen(host, of, heard)) for of in ("", engine.shard)]
-        await asyncio.wait_for(heard.wait(), 20)
+        heard = {of: asyncio.Event() for of in ("", engine.shard)}
+        watching = [asyncio.ensure_future(_listen(host, of, told)) for of, told in heard.items()]
+        await _until_heard(host, engine.shard, *heard.values())
         second = _main_pid(host)
         loop = asyncio.get_running_loop()
         begun = loop.time()
@@ -112,7 +113,6 @@ def test_systemd_runs_the_agent_and_engines_outlive_it(host: BareHost, tmp_path:
     asyncio.run(main())
 
 
-@pytest.mark.slow
 def test_an_agent_that_can_not_run_is_explained_and_one_started_by_hand_gives_way(
     host: BareHost, tmp_path: Path
 ) -> None:
@@ -156,7 +156,21 @@ async def _listen(host: BareHost, shard: str, heard: asyncio.Event) -> None:
     else:
         told = connection.stream("watch", WatchParams(), WatchEvent)
     with suppress(LlmgwError):
-        async for item in told:
-            if isinstance(item, LogLine):
-                heard.set()
+        async for _ in told:
+            heard.set()
+    await connection.close()
+
+
+async def _until_heard(host: BareHost, shard: str, *heard: asyncio.Event) -> None:
+    """What an agent refuses, such as the word of a controller that has been overtaken, is told to those who watch."""
+    connection = await link(host)
+    stale = command("stale", serial=0, intent="2" * 40)
+    end = asyncio.get_running_loop().time() + 20
+    while not all(event.is_set() for event in heard):
+        with pytest.raises(AgentError, match="serial 0"):
+            await connection.request(
+                "stop", StopParams(command=stale, shard=ShardId(shard)), Accepted, timeout=20
+            )
+        assert asyncio.get_running_loop().time() < end, "who watches and who follows the log hear nothing"
+        await asyncio.sleep(0.05)
     await connection.close()
