@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.bench import ssh
 from tests.bench.fleets import commit, record_fleet, write_fleet, write_manifests
 from tests.bench.measure import Figure, command
 
@@ -91,21 +92,23 @@ def measured(base: Path) -> list[Row]:
     return rows
 
 
-def page(rows: list[Row]) -> str:
+def page(rows: list[Row], over_ssh: str) -> str:
     head = (
         "# Benchmarks\n\nMade by `make bench`: medians of whole processes, start included, on one machine "
         f"({os.cpu_count()} cores, Python {platform.python_version()}, Linux {platform.release().split('-')[0]}; "
         f"load {os.getloadavg()[2]:.1f} from this and all else). "
-        "Shared machines are noisy: read ratios between rows, and CPU before wall time. A node has 8 GPUs, a model 10 "
+        "Shared machines are noisy: read ratios between rows, and CPU before wall time.\n\n"
+        "## Commands and plans\n\nA node has 8 GPUs, a model 10 "
         "replicas of 2 GPUs; plans are offline, from the record on the state branch, so no agent's answer is in them.\n\n"
         "| what | wall | CPU | peak memory | target |\n|---|---|---|---|---|\n"
     )
-    return head + "\n".join(row.cells() for row in rows) + "\n"
+    return head + "\n".join(row.cells() for row in rows) + "\n\n" + over_ssh
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="llmgw-bench-") as folder:
-        text = page(measured(Path(folder)))
+        over_ssh = ssh.section(Path(folder))
+        text = page(measured(Path(folder)), over_ssh)
     (ROOT / "docs" / "benchmarks.md").write_text(text)
     print(text)
 

@@ -2,6 +2,7 @@
 
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +19,18 @@ class Figure:
 
 
 def command(
-    words: Sequence[str], *, cwd: Path, env: Mapping[str, str], runs: int = 5, expect: int = 0
+    words: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    runs: int = 5,
+    expect: int = 0,
+    warm: bool = True,
 ) -> Figure:
-    """One run to warm up, then the median of ``runs``. A command that fails is no measurement."""
-    figures = [_once(words, cwd=cwd, env=env, expect=expect) for _ in range(runs + 1)][1:]
+    """The median of ``runs``, after one to warm up where the command can be repeated. One that fails is no measurement."""
+    if warm:
+        _once(words, cwd=cwd, env=env, expect=expect)
+    figures = [_once(words, cwd=cwd, env=env, expect=expect) for _ in range(runs)]
     return Figure(
         wall=statistics.median(figure.wall for figure in figures),
         cpu=statistics.median(figure.cpu for figure in figures),
@@ -30,19 +39,20 @@ def command(
 
 
 def _once(words: Sequence[str], *, cwd: Path, env: Mapping[str, str], expect: int) -> Figure:
-    output = os.open(cwd / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    began = time.perf_counter()
-    try:
+    with tempfile.TemporaryFile() as output:
+        began = time.perf_counter()
         pid = os.posix_spawn(
             "/usr/bin/env",
             ["env", "-C", str(cwd), *words],
             dict(env),
-            file_actions=[(os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, output, 2)],
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, output.fileno(), 1),
+                (os.POSIX_SPAWN_DUP2, output.fileno(), 2),
+            ],
         )
-    finally:
-        os.close(output)
-    _, status, usage = os.wait4(pid, 0)
-    wall = time.perf_counter() - began
-    if os.waitstatus_to_exitcode(status) != expect:
-        raise RuntimeError(f"{' '.join(words)} failed:\n{(cwd / 'output.txt').read_text()[-4000:]}")
+        _, status, usage = os.wait4(pid, 0)
+        wall = time.perf_counter() - began
+        if os.waitstatus_to_exitcode(status) != expect:
+            output.seek(0)
+            raise RuntimeError(f"{' '.join(words)} failed:\n{output.read().decode()[-4000:]}")
     return Figure(wall=wall, cpu=usage.ru_utime + usage.ru_stime, peak=usage.ru_maxrss * 1024)

@@ -1,0 +1,45 @@
+"""What the machines of a rig have computed: the side of a measurement that a fleet's own machines would carry."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from tests.rig import namespaces
+from tests.rig.rig import Rig
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_of(rig: Rig) -> float:
+    """CPU seconds of all hosts' processes so far, the ended ones among them: whoever waits for a child takes over its times."""
+    networks = {(namespaces.NAMED / host.namespace).stat().st_ino for host in rig.hosts}
+    return sum(_seconds(entry) for entry in _processes(networks))
+
+
+def memory_of(rig: Rig, word: str) -> tuple[int, ...]:
+    """Bytes that each process with the word in its command line has to itself, its share of what it has in common counted."""
+    networks = {(namespaces.NAMED / host.namespace).stat().st_ino for host in rig.hosts}
+    found = []
+    for entry in _processes(networks):
+        with suppress(OSError):
+            if word.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                lines = (entry / "smaps_rollup").read_text().splitlines()
+                found.append(sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")))
+    return tuple(found)
+
+
+def _processes(networks: set[int]) -> list[Path]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if (entry / "ns" / "net").stat().st_ino in networks:
+                    found.append(entry)
+    return found
+
+
+def _seconds(process: Path) -> float:
+    with suppress(OSError):
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
+        return sum(int(field) for field in fields[11:15]) / TICKS
+    return 0.0
