@@ -357,6 +357,21 @@ def test_a_gang_is_ready_when_all_its_ranks_have_met(sims: Sims) -> None:
         until("ready together", lambda: http.get("/health").status_code == 200)
 
 
+def test_who_only_looks_whether_the_leader_is_there_is_not_taken_for_a_rank(sims: Sims) -> None:
+    """As agents do before they start a worker."""
+    meet = free_port()
+    meeting = ("--ranks", "2", "--rendezvous", f"127.0.0.1:{meet}")
+    leader, port = sims.serving(*meeting, "--rank", "0")
+    for _ in range(3):
+        socket.create_connection(("127.0.0.1", meet), timeout=5).close()
+    sims.start(*meeting, "--rank", "1")
+    leader.wait_for("rank 1 joined")
+    assert leader.text().count(" joined") == 1
+    with leader.client(port) as http:
+        until("ready together", lambda: http.get("/health").status_code == 200)
+        assert http.post("/v1/completions", json={"prompt": "a"}).status_code == 200
+
+
 def test_a_rank_ends_with_its_leader(sims: Sims) -> None:
     meeting = ("--ranks", "2", "--rendezvous", f"127.0.0.1:{free_port()}")
     worker = sims.start(*meeting, "--rank", "1")  # earlier than the leader: it waits
