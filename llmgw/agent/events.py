@@ -52,10 +52,12 @@ class Events:
         return len(self._readers)
 
     async def watch(self) -> AsyncGenerator[WatchEvent, None]:
-        """Everything from now on. A reader that is too slow gets what was queued, then ``resync``, and the end."""
+        """Everything from now on; first an empty event, which says that nothing is missed any more. A reader that is too slow
+        gets what was queued, then ``resync``, and the end."""
         reader = _Reader()
         self._readers.add(reader)
         try:
+            yield WatchEvent()
             while not (reader.behind and reader.queue.empty()):
                 yield await reader.queue.get()
             yield WatchEvent(resync=True)

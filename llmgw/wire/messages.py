@@ -112,7 +112,8 @@ class WatchParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchEvent:
-    """One thing that changed. ``resync`` ends a stream whose reader was too slow: ask for a report."""
+    """One thing that changed. The first of a stream is empty: what happened before it stands in a report that is asked for now.
+    ``resync`` ends a stream whose reader was too slow: ask for a report."""
 
     shard: ShardReport | None = None
     job: JobReport | None = None

@@ -43,7 +43,6 @@ from tests.agent.agents import (
     fetch_spec,
     install_spec,
     launch_spec,
-    until,
 )
 
 
@@ -365,8 +364,9 @@ def test_those_who_watch_hear_of_shards_jobs_and_the_journal() -> None:
     async def main() -> None:
         service, events = await Node().agent_with_events()
         watching = service.stream("watch", {})
+        assert not any((await anext(watching)).values()), "the first says only that the stream has begun"
+        assert events.readers == 1
         first = asyncio.ensure_future(anext(watching))
-        await until(lambda: events.readers)
         install = InstallParams(command=command("i"), spec=install_spec())
         await service.call("install", codec.to_json(install))
         heard = [await first]
@@ -383,8 +383,9 @@ def test_a_reader_that_is_too_slow_is_told_to_start_anew_and_costs_nothing_more(
     async def main() -> None:
         service, events = await Node().agent_with_events()
         watching = service.stream("watch", {})
+        await anext(watching)
         first = asyncio.ensure_future(anext(watching))
-        await until(lambda: events.readers)
+        await asyncio.sleep(0)
         for _ in range(QUEUE + 50):
             events.from_jobs(
                 JobReport(job=install_spec().job, kind="install", target="", description="", state="x")

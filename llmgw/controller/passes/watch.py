@@ -17,8 +17,8 @@ from llmgw.wire.messages import ReportParams, WatchEvent, WatchParams
 
 GATHER = 0.1
 """Seconds to wait after a wake-up: ranks and replicas get ready in groups."""
-SUBSCRIBED = 0.05
-"""Seconds until a stream that was asked for is certainly being served."""
+BEGUN_WITHIN = 20.0
+"""Seconds for a stream to begin: over SSH a channel is opened and a bridge started first, on a machine that may be busy."""
 REPORT_TIMEOUT = 20.0
 NO_JOURNAL = 2**53
 """A journal number that no agent reaches: the entries are not wanted."""
@@ -59,17 +59,19 @@ class Watch:
         """Until the stream ends; a node that can't be watched is left to the timer."""
         with suppress(LlmgwError, OSError):
             link = await self._links.to(node)
-            stream = asyncio.create_task(self._stream(node, link))
+            begun = asyncio.Event()
+            stream = asyncio.create_task(self._stream(node, link, begun))
             try:
-                await asyncio.sleep(SUBSCRIBED)
+                await _begun_or_over(begun, stream)
                 await self._catch_up(node, link, known)
                 await stream
             finally:
                 stream.cancel()
                 await asyncio.gather(stream, return_exceptions=True)
 
-    async def _stream(self, node: DesiredNode, link: Link) -> None:
+    async def _stream(self, node: DesiredNode, link: Link, begun: asyncio.Event) -> None:
         async for event in link.stream("watch", WatchParams(), WatchEvent):
+            begun.set()
             self._progress.seen(node.name, event)
             if _changes_the_plan(event):
                 self._wake.set()
@@ -109,6 +111,16 @@ class Watch:
         task = self._tasks.pop(name)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def _begun_or_over(begun: asyncio.Event, stream: "asyncio.Task[None]") -> None:
+    """Until the stream has told its first event, or will never tell one. An agent that says nothing at first is caught up with all
+    the same, a little late."""
+    first = asyncio.create_task(begun.wait())
+    try:
+        await asyncio.wait({first, stream}, timeout=BEGUN_WITHIN, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        first.cancel()
 
 
 def _states(report: Report) -> dict[str, str]:

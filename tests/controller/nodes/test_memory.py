@@ -171,7 +171,9 @@ def test_streams_carry_lines_and_break_with_the_line() -> None:
         link = await world.transport.connect(NODE, fleet=FLEET)
         logs = link.stream("logs", LogsParams(shard=ShardId("s")), LogLine)
         assert [line.text async for line in logs] == ["one", "two"]
-        watching = asyncio.ensure_future(anext(aiter(link.stream("watch", WatchParams(), WatchEvent))))
+        events = link.stream("watch", WatchParams(), WatchEvent)
+        await anext(events)
+        watching = asyncio.ensure_future(anext(events))
         await asyncio.sleep(0)
         world.machine.replace_agent(None)
         with pytest.raises(RetryError):

@@ -194,6 +194,7 @@ class PretendAgent:
         self.secrets: dict[str, Mapping[str, str]] = {}
         self.refuse: dict[str, AgentError] = {}
         self.watchers: list[asyncio.Queue[WatchEvent]] = []
+        self.stream_begins_after = 0.0  # seconds: over SSH a channel is opened first
         self.gpus = tuple(
             Gpu(
                 uuid=f"GPU-{name}-{index}",
@@ -352,9 +353,11 @@ class PretendAgent:
         )
 
     async def stream(self, method: str, params: Mapping[str, Any]) -> AsyncIterator[Any]:
+        await asyncio.sleep(self.stream_begins_after)
         watcher: asyncio.Queue[WatchEvent] = asyncio.Queue()
         self.watchers.append(watcher)
         try:
+            yield codec.to_json(WatchEvent())
             while True:
                 yield codec.to_json(await watcher.get())
         finally:

@@ -99,6 +99,21 @@ def test_what_happens_between_the_report_and_the_stream_is_not_missed() -> None:
     run(main())
 
 
+def test_what_happens_while_a_slow_stream_begins_is_not_missed() -> None:
+    """Over SSH a stream took longer to begin than was reckoned with: readiness was seen by the timer, 15 s later."""
+
+    async def main() -> None:
+        world = World()
+        world.agents["gpu01"].stream_begins_after = 2
+        getting_ready = asyncio.create_task(later(1, world, "ready"))
+        settled = await settling(world)
+        await getting_ready
+        assert verdict(settled).code == 0
+        assert asyncio.get_running_loop().time() < 4
+
+    run(main())
+
+
 def test_nothing_to_do_is_one_pass() -> None:
     async def main() -> None:
         world = World()
