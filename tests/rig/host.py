@@ -85,6 +85,7 @@ class Host:
         (etc / "authorized_keys").chmod(0o644)  # read as the user who logs in
         own = sorted(path.name for path in Path("/etc/rc2.d").glob("S*"))
         (etc / "own-scripts").write_text(" ".join(own))
+        (etc / "shares").write_text("".join(f"{here}\t{there}\n" for here, there in self.options.shares))
         (etc / "sshd_config").write_text(_sshd_config(self.options))
 
     def new_host_keys(self) -> None:

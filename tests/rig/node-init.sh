@@ -28,6 +28,11 @@ mount --bind "$node/disk/root" "$view/root"
 for path in "$@"; do
   [ "$path" = /root ] || [ ! -d "$view$path" ] || mount -t tmpfs -o size=64k,mode=755 tmpfs "$view$path"
 done
+while IFS=$'\t' read -r here there; do
+  mkdir -p "$view$there"
+  mount --bind "$here" "$view$there"
+  mount -o remount,bind,ro "$view$there"
+done <"$node/etc/shares"
 cat /proc/sys/kernel/random/uuid >"$view/run/boot_id"
 mount --bind "$view/run/boot_id" "$view/proc/sys/kernel/random/boot_id"
 

@@ -1,6 +1,7 @@
 """What one host of a rig is like, where it differs from the others."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 
@@ -16,7 +17,8 @@ class User:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """``max_sessions`` and ``max_startups`` None: sshd's own defaults. ``key_types`` are its host keys. ``hide`` names
-    directories that are empty in the host; the checkout, this Python and root's home always are, unless ``shows_checkout``."""
+    directories that are empty in the host; the checkout, this Python and root's home always are, unless ``shows_checkout``.
+    ``shares`` are directories of this machine and where the host has them, read only, as it would have a file server's."""
 
     max_sessions: int | None = None
     max_startups: str | None = None
@@ -25,4 +27,5 @@ class Options:
     bashrc: str = ""  # root's
     users: tuple[User, ...] = ()
     hide: tuple[str, ...] = ()
+    shares: tuple[tuple[Path, str], ...] = ()
     shows_checkout: bool = False
