@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
+from llmgw.agent.cancelling import cancelled
 from llmgw.agent.seams import Running
 from llmgw.agent.shards import autopsy, clearing, launching, reports
 from llmgw.agent.shards.jobs import await_jobs
@@ -145,10 +146,7 @@ class Shard:
     async def close(self) -> None:
         """Stops watching; the processes run on."""
         self._disarm()
-        tasks = [task for task in (self._main, self._activity, *self._started.tasks()) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(self._main, self._activity, *self._started.tasks())
 
     # ---- The table ----------------------------------------------------------------------------------------
 
@@ -223,10 +221,8 @@ class Shard:
     # ---- Activities ---------------------------------------------------------------------------------------
 
     async def _begin_activity(self, action: Action) -> None:
-        if self._activity is not None:
-            self._activity.cancel()
-            await asyncio.gather(self._activity, return_exceptions=True)
-            self._activity = None
+        await cancelled(self._activity)
+        self._activity = None
         self._turn = self._next_turn()
         if action is Action.REST:
             return

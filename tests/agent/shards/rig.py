@@ -176,14 +176,16 @@ class Rig:
     events: list[ShardReport | JournalEvent] = field(default_factory=list)
     learnt: list[str] = field(default_factory=list)
     shards: Shards | None = None
+    probe: FakeProbe = field(init=False)
 
     async def agent(self, *, checkpoint: Checkpoint | None = None) -> Shards:
         settings = ShardSettings(work=Path("/nowhere"), boot_id=self.node.boot_id, housekeeping=0)
+        self.probe = FakeProbe(self.node, checkpoint=checkpoint)
         self.shards = Shards(
             settings,
             clock=self.clock,
             spawner=FakeSpawner(self.node, checkpoint=checkpoint),
-            probe=FakeProbe(self.node, checkpoint=checkpoint),
+            probe=self.probe,
             disk=MemoryDisk(self.node, self.disk, checkpoint=checkpoint),
             gpus=FakeGpus(self.node, checkpoint=checkpoint),
             jobs=self.jobs,

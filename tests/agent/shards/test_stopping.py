@@ -269,3 +269,21 @@ def test_memory_that_does_not_come_back_is_told() -> None:
         assert report.reason == "memory-not-verifiable"
 
     on_node(story, gpus=(gpu(0),))
+
+
+def test_a_question_that_loses_its_cancellation_holds_up_no_command() -> None:
+    """Before Python 3.12 wait_for swallows a cancellation that comes together with the answer. The watch over a ready
+    engine went on then, its drain never began, and every later command of the node waited behind it."""
+
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec()
+        await shards.start(start(launch))
+        await rig.reaches(launch, "ready")
+        rig.probe.deaf = 1
+        await rig.probe.asking.wait()
+        await asyncio.wait_for(shards.drain(drain(launch)), 30)
+        await rig.reaches(launch, "stopped")
+        assert rig.probe.deaf == 0, "no question was under way"
+
+    on_node(story)
