@@ -308,6 +308,35 @@ def test_a_node_that_was_not_as_planned_is_planned_anew_and_holds_nothing() -> N
     assert replica.n == 2
 
 
+def test_a_job_that_failed_rests_and_is_tried_again_and_its_model_is_not_held() -> None:
+    """A disk that was full for a moment held the spec: freeing it changed nothing, only another spec did."""
+    world = fleet(lab(model("chat")), [box()])
+    made = world.one_pass()
+    (install,) = (step.install for step in made.steps if step.install is not None)
+    state = world.nodes["gpu01"]
+    (key,) = state.shards
+    error = f"job {install.job} (sim 1) failed: installing sim 1: no space left on device"
+    state.facts = replace(state.facts, engines=())
+    state.shards[key] = replace(state.shards[key], state="failed", last_error=error, started=None)
+    state.jobs[install.job] = JobReport(
+        job=install.job,
+        kind="install",
+        target="1",
+        description="sim 1",
+        state="failed",
+        ended=world.now,
+        error=error,
+    )
+    told = [keywords(world.one_pass()) for _ in range(4)]
+    assert told[-1] == ["job-failed"], told
+    assert world.record.models["chat"].held is None
+    world.now += timedelta(minutes=6)
+    assert StepKind.INSTALL in kinds(world.plan())
+    state.jobs.clear()
+    world.settle()
+    assert world.record.endpoints
+
+
 # ---- failing -----------------------------------------------------------------------------------------
 
 

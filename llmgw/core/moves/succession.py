@@ -56,11 +56,11 @@ def fulfil(round_: Round, want: Want) -> None:
 
 def _create(round_: Round, want: Want, goal: DesiredModel, decision: Decision) -> None:
     stand, keep = want.stand, want.keep
+    jobs = round_.book.jobs(goal, (rank.node for rank in decision.ranks))
+    if (failed := failing(jobs)) is not None:
+        _block(round_, want, "job-failed", job_failed(failed), placement=decision)
+        return
     if goal.profile.nodes > 1:
-        jobs = round_.book.jobs(goal, (rank.node for rank in decision.ranks))
-        if (failed := failing(jobs)) is not None:
-            _block(round_, want, "job-failed", job_failed(failed), placement=decision)
-            return
         _tell_jobs(round_, want, jobs)
     replica = stand.next_id(goal, want.ordinal)
     started = round_.book.start(goal, replica, decision.ranks, reason=want.reason)

@@ -73,8 +73,9 @@ class Condition:
         return min(ends, key=_first_to_go)
 
 
-NOT_AS_PLANNED = ("mismatch:", "its order can't be written")
-"""How agents begin to say that their node is not what the plan took for granted."""
+NOT_AS_PLANNED = ("mismatch:", "its order can't be written", "job ")
+"""How agents begin to say that their node is not what the plan took for granted, or that a job did not bring what a
+start needs: a full disk or a registry that is away. Jobs have their own rest before they are tried again."""
 
 
 def outdated(failure: ShardReport) -> bool:
