@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -159,7 +160,7 @@ class LocalTransport:
             _write(work / SETTINGS, (json.dumps(codec.to_json(settings), indent=2) + "\n").encode())
         except OSError as wrong:
             raise StalledError(
-                f"node {settings.node}: making its work directory: {wrong.strerror}: {wrong.filename}: choose another"
+                f"node {settings.node}: making its work directory: {wrong.strerror}: {wrong.filename or work}: choose another"
                 " local.workDir, or free space"
             ) from wrong
 
@@ -214,7 +215,11 @@ def _dial(node: str, work: Path) -> socket.socket:
 
 
 def _write(file: Path, data: bytes) -> None:
-    """Whole or not at all, 0600: settings may hold secrets."""
+    """Whole or not at all, 0600: settings may hold secrets. What is there already is left: on a full disk an agent must
+    come up again, for the engines that run there."""
+    with suppress(OSError):
+        if file.read_bytes() == data and file.stat().st_mode & 0o777 == 0o600:
+            return
     beside = file.with_name(file.name + ".new")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as stream:

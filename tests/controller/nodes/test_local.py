@@ -17,7 +17,7 @@ from llmgw.model.facts import Facts, Gpu
 from llmgw.model.manifest import FromEnv, Local, NodeSpec, PortRange
 from llmgw.model.problems import NoAgentError, RetryError, StalledError
 from llmgw.wire import codec
-from llmgw.wire.setup import AgentSettings
+from llmgw.wire.setup import SETTINGS, AgentSettings
 from tests.agent.agents import FLEET
 from tests.agent.processes import Machine, engine_spec, free_port, on_machine
 
@@ -65,6 +65,21 @@ def test_a_second_bootstrap_does_nothing(tmp_path: Path) -> None:
         first = machine.holder(node)
         await machine.transport.bootstrap(node, fleet=FLEET)
         assert machine.holder(node) == first
+
+    on_machine(tmp_path, main)
+
+
+def test_an_agent_comes_up_again_without_writing_what_is_there_already(tmp_path: Path) -> None:
+    """On a full disk its settings could not be written anew, and the engines there stayed without an agent."""
+
+    async def main(machine: Machine) -> None:
+        node = machine.node()
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        settings = machine.transport.work(node) / SETTINGS
+        before = settings.stat()
+        await machine.transport.stop_agent(node)
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        assert settings.stat().st_ino == before.st_ino
 
     on_machine(tmp_path, main)
 
