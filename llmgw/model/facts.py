@@ -30,11 +30,17 @@ class Gpu:
     memory_total: int
     memory_used: int = 0
     memory_free: int | None = None
-    pci: str = ""
+    pci: str = ""  # as sysfs writes it: 0000:19:00.0; a MIG instance's is its GPU's
     compute_capability: str = ""  # "9.0"
     parent: str | None = None  # a MIG instance's GPU
-    nvlink_peers: tuple[str, ...] = ()
+    nvlink_peers: tuple[str, ...] = ()  # UUIDs
+    topology: tuple[str, ...] = ()
+    """How near it is to each GPU of the node, by their index: X itself, NV by NVLink, PIX, PXB, PHB, NODE, SYS; empty
+    text: not told."""
+    ecc_volatile: int | None = None  # uncorrected memory errors since the driver was loaded; None: not told
+    ecc_aggregate: int | None = None  # in the GPU's whole life
     health: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what is odd about it, and no reason against using it
     processes: tuple[GpuProcess, ...] = ()
 
 
@@ -57,8 +63,13 @@ class HcaPort:
     link_layer: str  # "InfiniBand" | "Ethernet" | "Unknown"
     state: str  # "ACTIVE", "DOWN", …
     rate: float | None = None
-    guid: str = ""
+    guid: str = ""  # the adapter's
     gids: tuple[Gid, ...] = ()
+    transport: str = ""  # "InfiniBand" | "RoCE" | "iWARP" | ""
+    physical: str = ""  # "LinkUp", "Polling" (no cable, no peer), "Disabled", …
+    port_guid: str = ""
+    netdev: str = ""  # the port's network interface
+    bond: tuple[str, ...] = ()  # the interfaces that netdev bonds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +146,7 @@ class Facts:
             self,
             memory_available=None,
             listening=(),
-            gpus=tuple(replace(gpu, memory_used=0, memory_free=None, processes=()) for gpu in self.gpus),
+            gpus=tuple(_stable_gpu(gpu) for gpu in self.gpus),
             disks=tuple(replace(disk, free=0) for disk in self.disks),
         )
 
@@ -151,3 +162,10 @@ class Facts:
             named["memory_available"] = pretended.memory_total
         named |= {"gpus": pretended.gpus, "hca_ports": pretended.hca_ports, "gpu_source": "pretended"}
         return replace(self, **named)
+
+
+def _stable_gpu(gpu: Gpu) -> Gpu:
+    """Errors that matter are among its health's reasons."""
+    return replace(
+        gpu, memory_used=0, memory_free=None, processes=(), ecc_volatile=None, ecc_aggregate=None, notes=()
+    )

@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from llmgw.agent.children import end_session
 
@@ -14,9 +15,38 @@ class AskError(Exception):
     """The program gave no usable answer; says why."""
 
 
+class NoAnswerError(AskError):
+    """The time is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """How a program ended, and all that it wrote."""
+
+    program: str
+    code: int | None
+    out: str
+    err: str
+
+    @property
+    def failure(self) -> str:
+        """Empty when it succeeded."""
+        if self.code == 0:
+            return ""
+        return f"{self.program} ended with {self.code}: {(self.err or self.out).strip()[-300:]}"
+
+
 async def ask_program(argv: Sequence[str], *, env: Mapping[str, str], deadline: float) -> str:
     """Its standard output. Raises :class:`AskError` when it fails or takes too long; FileNotFoundError when there is
     no such program."""
+    said = await run_program(argv, env=env, deadline=deadline)
+    if said.failure:
+        raise AskError(said.failure)
+    return said.out
+
+
+async def run_program(argv: Sequence[str], *, env: Mapping[str, str], deadline: float) -> Said:
+    """For programs whose answer may be of use although they fail. Raises as :func:`ask_program` does otherwise."""
     # exec itself says "permission denied" of a program that is nowhere, when a folder on PATH can't be searched.
     if shutil.which(argv[0], path=env.get("PATH", os.defpath)) is None:
         raise FileNotFoundError(argv[0])
@@ -31,13 +61,15 @@ async def ask_program(argv: Sequence[str], *, env: Mapping[str, str], deadline: 
     try:
         out, err = await asyncio.wait_for(_read(process), timeout=deadline)
     except asyncio.TimeoutError:
-        raise AskError(f"{argv[0]} gave no answer within {deadline:.0f} s") from None
+        raise NoAnswerError(f"{argv[0]} gave no answer within {deadline:.0f} s") from None
     finally:
         await end_session(process)
-    if process.returncode != 0:
-        why = (err or out).decode(errors="replace").strip()[-300:]
-        raise AskError(f"{argv[0]} ended with {process.returncode}: {why}")
-    return out.decode(errors="replace")
+    return Said(
+        program=argv[0],
+        code=process.returncode,
+        out=out.decode(errors="replace"),
+        err=err.decode(errors="replace"),
+    )
 
 
 async def _read(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:

@@ -1,33 +1,34 @@
 """The node's GPUs: through NVML in a child process, else through nvidia-smi, else none. What can't be read is a problem
-that is reported, never a failure."""
+that is reported, never a failure; a GPU that was there and can't be asked any more is shown as such, never dropped."""
 
 import asyncio
-import csv
-import json
+import importlib.util
 import os
 import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from llmgw.agent.discovery.commands import AskError, ask_program
+from llmgw.agent.discovery import health, nvidia_smi
+from llmgw.agent.discovery.commands import AskError, NoAnswerError, ask_program
+from llmgw.agent.discovery.readings import Held, Look, Lost, Reading, bus_id
 from llmgw.model.facts import Gpu, GpuProcess
+from llmgw.wire import codec
 
 DEADLINE = 10.0
 ABSENT_FOR = 300.0
 """Seconds until a machine without a driver is asked again: a driver may be installed under a running agent."""
 CHILD = Path(__file__).with_name("nvml_child.py")
 DEVICE = "/dev/nvidiactl"
-MIB = 1024**2
 GIB = 1024**3
 
 _NOISE = re.compile(r"^(nvidia|tesla|geforce|quadro|generation|graphics|\d+gb|hbm\d*e?|sxm\d*|pcie|nvl)$")
-_QUERY = "index,uuid,name,memory.total,memory.used,memory.free,pci.bus_id,compute_cap,driver_version"
-_APPS = "gpu_uuid,pid,used_memory"
+_INTEGRATED = re.compile(r"\b(GB10|Orin|Thor|Xavier|Tegra)\b")
+"""GPUs without memory of their own; their drivers tell none."""
+SHARED = "it has no memory of its own: it shares the host's"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,122 +50,160 @@ def gpu_class(name: str, total: int) -> str:
 
 @dataclass(slots=True)
 class GpuDiscovery:
-    """Looks at the GPUs. ``env`` is what the asked programs get: PATH, LD_LIBRARY_PATH."""
+    """Looks at the GPUs. ``env`` is what the asked programs get: PATH, LD_LIBRARY_PATH. ``host_memory`` tells total
+    and available bytes."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     deadline: float = DEADLINE
+    host_memory: Callable[[], tuple[int, int]] = field(default_factory=lambda: _host_memory)
     _classes: dict[str, tuple[int, str]] = field(default_factory=dict)
     _absent_until: float = 0.0
+    _latest: GpuSample = GpuSample()
 
     async def sample(self) -> GpuSample:
         now = asyncio.get_running_loop().time()
         if now < self._absent_until and not os.path.exists(DEVICE):  # noqa: PTH110, ASYNC240 - one stat of /dev
             return GpuSample()
         problems: list[str] = []
-        for source, look in (("nvml", self._by_nvml), ("nvidia-smi", self._by_nvidia_smi)):
+        for source, ask in (("nvml", self._by_nvml), ("nvidia-smi", self._by_nvidia_smi)):
             try:
-                found = await look()
-            except FileNotFoundError:
-                continue
-            except (AskError, ValueError, KeyError, TypeError, OSError) as wrong:
+                found = await _attempt(source, ask, problems)
+            except NoAnswerError as wrong:
+                # Whoever is asked next would ask the same driver, and wait for it just as long.
                 problems.append(f"asking for GPUs by {source}: {wrong}")
-                continue
+                break
             if found is not None:
-                return GpuSample(
-                    gpus=tuple(self._gpu(raw) for raw in found["gpus"]),
-                    source=source,
-                    driver=found["driver"],
-                    problems=tuple(found["problems"]),
-                )
+                self._latest = self._judged(found, source)
+                return self._latest
+        if self._latest.gpus:
+            return self._silent(problems or ["its driver is no longer there"])
         if not problems:
             self._absent_until = now + ABSENT_FOR
         return GpuSample(problems=tuple(problems))
 
-    async def _by_nvml(self) -> dict[str, Any] | None:
-        env = {**self.env, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
-        answer = json.loads(await ask_program([sys.executable, str(CHILD)], env=env, deadline=self.deadline))
-        if "error" in answer:
-            raise AskError(answer["error"])
-        return None if "absent" in answer else dict(answer)
+    def bus(self, uuid: str) -> str:
+        """The PCI address of a GPU, or of a MIG instance's, as it was seen last; empty: it has not been seen."""
+        return next((gpu.pci for gpu in self._latest.gpus if gpu.uuid == uuid), "")
 
-    async def _by_nvidia_smi(self) -> dict[str, Any] | None:
-        ask = ["nvidia-smi", "--format=csv,noheader,nounits"]
-        rows = await ask_program([*ask, f"--query-gpu={_QUERY}"], env=self.env, deadline=self.deadline)
-        apps = await ask_program(
-            [*ask, f"--query-compute-apps={_APPS}"], env=self.env, deadline=self.deadline
-        )
-        return read_nvidia_smi(rows, apps)
+    async def _by_nvml(self) -> Look:
+        binding = importlib.util.find_spec("pynvml")
+        if binding is None or binding.origin is None:
+            return Look(absent="its binding is not installed")
+        folder = str(Path(binding.origin).parent)
+        argv = [sys.executable, "-I", "-S", str(CHILD), folder]
+        return codec.loads(Look, await ask_program(argv, env=self.env, deadline=self.deadline), strict=True)
 
-    def _gpu(self, raw: dict[str, Any]) -> Gpu:
-        total = raw["total"] or 0
-        health = tuple(raw["health"]) + (() if raw["total"] else ("the driver does not tell its memory",))
+    async def _by_nvidia_smi(self) -> Look:
+        return await nvidia_smi.ask(self.env, deadline=self.deadline)
+
+    # ---- Judging ----------------------------------------------------------------------------------------
+
+    def _judged(self, look: Look, source: str) -> GpuSample:
+        whole = {one.uuid: one for one in look.gpus if one.parent is None}
+        parents = [one.parent for one in look.gpus if one.parent is not None]
+        gpus = [self._gpu(one, whole.get(one.parent or ""), parents.count(one.uuid)) for one in look.gpus]
+        present = {gpu.uuid for gpu in gpus}
+        problems = list(look.problems)
+        for lost in look.lost:
+            known = self._known(lost, present)
+            if known is None:
+                number = "" if lost.index is None else f" {lost.index}"
+                place = f" at {bus_id(lost.pci)}" if lost.pci else ""
+                problems.append(f"GPU{number}{place}: {lost.why}")
+            else:
+                gone = [one for one in self._latest.gpus if known.uuid in (one.uuid, one.parent)]
+                gpus += [replace(one, health=(lost.why,), processes=()) for one in gone]
+                present.add(known.uuid)
+        gpus.sort(key=lambda gpu: gpu.index)  # stable: instances stay behind their GPU
+        return GpuSample(gpus=tuple(gpus), source=source, driver=look.driver, problems=tuple(problems))
+
+    def _known(self, lost: Lost, present: set[str]) -> Gpu | None:
+        """The GPU that was there when it could still be asked. Numbers only count while no place is told."""
+        for gpu in self._latest.gpus:
+            if gpu.parent is None and gpu.uuid not in present:
+                pci = bus_id(lost.pci)
+                if gpu.pci == pci if pci and gpu.pci else gpu.index == lost.index:
+                    return gpu
+        return None
+
+    def _silent(self, problems: list[str]) -> GpuSample:
+        """Nothing answers any more: what was there is shown as it was, and not to be used."""
+        why = f"it can't be asked any more: {problems[-1]}"
+        gpus = tuple(replace(gpu, health=(why, *gpu.health)) for gpu in self._latest.gpus)
+        return replace(self._latest, gpus=gpus, problems=tuple(problems))
+
+    def _gpu(self, one: Reading, parent: Reading | None, instances: int) -> Gpu:
+        notes = health.notes(one)
+        if not one.total and not one.fatal and one.parent is None and _INTEGRATED.search(one.name):
+            one, notes = self._integrated(one), (*notes, SHARED)
+        inherited = health.broken(parent) if parent is not None else ()
+        reasons = (*health.reasons(one, instances=instances), *(f"its GPU: {why}" for why in inherited))
+        around = parent or one
+        total = one.total or 0
         return Gpu(
-            uuid=raw["uuid"],
-            index=raw["index"],
-            name=raw["name"],
-            gpu_class=self._sticky_class(raw["uuid"], raw["name"], total),
+            uuid=one.uuid,
+            index=one.index,
+            name=one.name,
+            gpu_class=self._sticky_class(one.uuid, one.name, total),
             memory_total=total,
-            memory_used=raw["used"] or 0,
-            memory_free=raw["free"],
-            pci=raw["pci"],
-            compute_capability=raw["capability"],
-            parent=raw["parent"],
-            health=health,
-            processes=tuple(_process(found["pid"], found["memory"]) for found in raw["processes"]),
+            memory_used=one.used or 0,
+            memory_free=one.free,
+            pci=bus_id(around.pci),
+            compute_capability=one.capability or around.capability,
+            parent=one.parent,
+            nvlink_peers=one.peers,
+            topology=one.topology,
+            ecc_volatile=one.ecc_volatile,
+            ecc_aggregate=one.ecc_aggregate,
+            health=reasons,
+            notes=notes,
+            processes=tuple(_process(held) for held in one.processes),
         )
+
+    def _integrated(self, one: Reading) -> Reading:
+        """Used is what its processes hold: what the host itself uses is nobody's claim on the GPU."""
+        total, available = self.host_memory()
+        used = sum(held.memory or 0 for held in one.processes)
+        kept = {what: why for what, why in one.refused.items() if what != "memory"}
+        return replace(one, total=total, used=used, free=available, refused=kept)
 
     def _sticky_class(self, uuid: str, name: str, total: int) -> str:
         """A driver that counts some MiB differently must not move a GPU to another class."""
         known = self._classes.get(uuid)
-        if known is not None and abs(known[0] - total) <= GIB:
+        if known is not None and (abs(known[0] - total) <= GIB or not total):
             return known[1]
         self._classes[uuid] = (total, gpu_class(name, total))
         return self._classes[uuid][1]
 
 
-def read_nvidia_smi(rows: str, apps: str) -> dict[str, Any]:
-    """Both tables as the NVML child tells them. Cells such as ``[N/A]`` or ``[GPU is lost]`` are no numbers."""
-    processes: dict[str, list[dict[str, Any]]] = {}
-    for row in csv.reader(apps.splitlines(), skipinitialspace=True):
-        if len(row) == 3 and row[1].isdigit():
-            processes.setdefault(row[0], []).append({"pid": int(row[1]), "memory": _mib(row[2])})
-    gpus, problems, driver = [], [], ""
-    for row in csv.reader(rows.splitlines(), skipinitialspace=True):
-        if len(row) != len(_QUERY.split(",")) or not row[0].isdigit():
-            problems.append(f"nvidia-smi: {','.join(row)[:200]}")
-            continue
-        index, uuid, name, total, used, free, pci, capability, version = row
-        if not uuid.startswith(("GPU-", "MIG-")):
-            problems.append(f"GPU {index}: {uuid}")
-            continue
-        driver = driver or version
-        gpus.append(
-            {
-                "uuid": uuid,
-                "index": int(index),
-                "name": name,
-                "total": _mib(total),
-                "used": _mib(used),
-                "free": _mib(free),
-                "pci": pci,
-                "capability": capability if re.match(r"^\d+\.\d+$", capability) else "",
-                "parent": None,
-                "health": [f"memory: {total}"] if "lost" in total or "reset" in total else [],
-                "processes": processes.get(uuid, []),
-            }
-        )
-    return {"driver": driver, "gpus": gpus, "problems": problems}
+async def _attempt(source: str, ask: Callable[[], Awaitable[Look]], problems: list[str]) -> Look | None:
+    """None: ask in another way."""
+    try:
+        look = await ask()
+    except FileNotFoundError:
+        return None
+    except NoAnswerError:
+        raise
+    except (AskError, ValueError, OSError) as wrong:
+        problems.append(f"asking for GPUs by {source}: {wrong}")
+        return None
+    if look.error:
+        problems.append(f"asking for GPUs by {source}: {look.error}")
+    return None if look.error or look.absent else look
 
 
-def _mib(cell: str) -> int | None:
-    return int(cell) * MIB if cell.isdigit() else None
+def _host_memory() -> tuple[int, int]:
+    memory = psutil.virtual_memory()
+    return int(memory.total), int(memory.available)
 
 
-def _process(pid: int, memory: int | None) -> GpuProcess:
+def _process(held: Held) -> GpuProcess:
     """Inside a pid namespace the driver tells the host's pids: then nobody here is called so."""
     try:
-        process = psutil.Process(pid)
+        process = psutil.Process(held.pid)
         with process.oneshot():
-            return GpuProcess(pid=pid, user=process.username(), memory=memory, command=process.name())
+            return GpuProcess(
+                pid=held.pid, user=process.username(), memory=held.memory, command=process.name()
+            )
     except (psutil.Error, KeyError):
-        return GpuProcess(pid=pid, user="?", memory=memory)
+        return GpuProcess(pid=held.pid, user="?", memory=held.memory)
