@@ -5,8 +5,13 @@ the product again as it was broken.
 """
 
 SEEDS: dict[str, int] = {
-    # An engine that never got ready was loading for ever once its agent had been restarted: no rollout ended.
-    "never ready, adopted": 56,
-    # An agent started the rank of a gang again after a reboot; only the controller may, all ranks together.
-    "a rank after a reboot": 22,
+    # A broken engine whose agent was restarted stayed loading for ever: no rollout ended, nothing was reverted.
+    "never ready, adopted": 357,
+    # A spec that failed a while after it was ready was rolled through every replica, below what maxUnavailable allows.
+    "one replica after the other": 20,
+    # An apply that slept through its lease went on to command nodes that had not heard of the next one.
+    "commands after the lease": 52,
+    # A node had accepted a start, rebooted, and its agent was not back when the dead apply was taken over: the start was
+    # taken as never sent, and the engine came up recorded by nobody.
+    "agent not back at the takeover": 71,
 }
