@@ -95,7 +95,7 @@ def test_a_folder_can_be_named_with_and_without_git(place: Path, capsys: pytest.
     assert run(["validate", str(ROOT / "examples" / "pretend-cluster")]) == output.DONE
     assert run(["validate", "copy/manifests/models.yaml"]) == output.DONE
     out = capsys.readouterr().out.splitlines()
-    assert out == ["18 manifests: 1 fleet, 8 nodes, 4 profiles, 5 models"] * 3
+    assert out == ["20 manifests: 1 fleet, 8 nodes, 5 profiles, 6 models"] * 3
 
 
 def test_references_are_checked_too(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
