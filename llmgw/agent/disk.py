@@ -26,6 +26,13 @@ class FileDisk:
     async def read_all(self, folder: str) -> Mapping[str, bytes]:
         return self._read_all(self._root / folder)
 
+    async def move(self, name: str, to: str) -> None:
+        path, target = self._root / name, self._root / to
+        try:
+            _rename(path, target)
+        except OSError as wrong:
+            raise _stalled("moving aside", path, wrong) from wrong
+
     async def remove(self, name: str) -> None:
         path = self._root / name
         try:
@@ -78,6 +85,13 @@ def _read(path: Path) -> bytes:
             return file.read(MAX_FILE)
     except OSError:
         return b""  # not a state file; its reader reports it as unreadable
+
+
+def _rename(path: Path, target: Path) -> None:
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.replace(target)
+    _sync_folder(target.parent)
+    _sync_folder(path.parent)
 
 
 def _unlink(path: Path) -> None:

@@ -334,6 +334,10 @@ class MemoryDisk(_Seam):
         heads = ((name.rpartition("/"), data) for name, data in sorted(self._contents.files.items()))
         return {tail: data for (head, _, tail), data in heads if head == folder}
 
+    async def move(self, name: str, to: str) -> None:
+        self._reach("move")
+        self._contents.files[to] = self._contents.files.pop(name)
+
     async def remove(self, name: str) -> None:
         self._reach("remove")
         self._contents.files.pop(name, None)

@@ -135,6 +135,10 @@ class Disk(Protocol):
         """Every file directly below a folder, by name; unreadable ones are reported as problems by the caller."""
         ...
 
+    async def move(self, name: str, to: str) -> None:
+        """A file, by renaming it: works on a full disk, and whatever can be read of it."""
+        ...
+
     async def remove(self, name: str) -> None:
         """A file; nothing there is no error."""
         ...

@@ -33,6 +33,7 @@ MAX_PRETENDED = 4 * 1024 * 1024
 FOLDERS: Mapping[str, int] = {
     "state": 0o700,
     "shards": 0o700,
+    "shards/unreadable": 0o700,  # made early: a full disk must not keep a broken order from being put aside
     "jobs": 0o700,
     "status": 0o700,
     "logs": 0o700,

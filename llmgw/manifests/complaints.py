@@ -7,7 +7,7 @@ too: ``patternErrorMessage`` and ``errorMessage``.
 import difflib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jsonschema_rs
@@ -157,7 +157,7 @@ def _words(  # noqa: PLR0911 - a table: one answer a keyword
             return f"{name} is {error.instance}", f"write {bound} {kind.limit}"
         case "uniqueItems" | "minItems" | "minLength" | "maxLength":
             return _wrong_length(name, kind, node)
-        case "oneOf" | "not" if isinstance(error.instance, dict):
+        case "oneOf" | "not" if isinstance(error.instance, dict) and _names_ways(node):
             ways = [way["required"][0] for way in node.get("oneOf", ())] or list(node["not"]["required"])
             given = [way for way in ways if way in error.instance]
             return f"{name} has {' and '.join(given) or 'none of ' + ', '.join(ways)}", _advice(node)
@@ -228,6 +228,11 @@ def _for_text(expected: str, value: str, node: dict[str, Any]) -> str:
             return f"write a list: [{json.dumps(value, ensure_ascii=False)[:80]}]"
         case _:
             return _advice(node) or f"write {_TYPES[expected]}"
+
+
+def _names_ways(node: Mapping[str, Any]) -> bool:
+    """Whether the rule is about which keys go together; a rule about text stumbles over a mapping as well."""
+    return "oneOf" in node or "required" in node.get("not", {})
 
 
 def _missing(

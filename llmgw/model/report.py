@@ -158,6 +158,12 @@ class Report:
     journal_last: int = 0
     problems: tuple[str, ...] = ()
 
+    @property
+    def journal_read(self) -> int:
+        """Up to which number the journal is known with this report: it holds only so many entries, and the rest comes
+        with the next one."""
+        return self.journal[-1].number if self.journal else self.journal_last
+
 
 class Reach(Enum):
     """Whether a node could be asked, and if not, why not."""

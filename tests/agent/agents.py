@@ -114,6 +114,9 @@ class MemoryDisk:
         start = f"{folder}/"
         return {name.removeprefix(start): data for name, data in self.files.items() if name.startswith(start)}
 
+    async def move(self, name: str, to: str) -> None:
+        self.files[to] = self.files.pop(name)
+
     async def remove(self, name: str) -> None:
         self.files.pop(name, None)
 

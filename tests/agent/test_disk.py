@@ -76,3 +76,15 @@ def test_links_are_removed_not_followed(tmp_path: Path) -> None:
     (home / "link").symlink_to(outside)
     asyncio.run(FileDisk(tmp_path / "work").remove_folder("home"))
     assert (outside / "keep").exists()
+
+
+def test_a_file_is_moved_aside_by_name_whatever_is_in_it(tmp_path: Path) -> None:
+    """A copy would have needed room on a full disk, and rights to read."""
+    disk = FileDisk(tmp_path)
+    asyncio.run(disk.write("shards/a.json", b"{"))
+    before = (tmp_path / "shards" / "a.json").stat().st_ino
+    asyncio.run(disk.move("shards/a.json", "shards/unreadable/a.json"))
+    assert (tmp_path / "shards" / "unreadable" / "a.json").stat().st_ino == before
+    assert not (tmp_path / "shards" / "a.json").exists()
+    with pytest.raises(StalledError, match="moving aside"):
+        asyncio.run(disk.move("shards/a.json", "shards/unreadable/a.json"))

@@ -7,9 +7,9 @@ from llmgw.core.record import recording
 from llmgw.model.desired import Desired, DesiredModel
 from llmgw.model.manifest import GIB
 from llmgw.model.plan import Step, StepKind, StepOutcome, StepResult
-from llmgw.model.record import Outcome, ReplicaPhase
-from llmgw.model.report import Exit, Reach
-from tests.core.builders import KEY, NodeState, a_pass, desired, facts, gpu, model, node
+from llmgw.model.record import NodeRecord, Outcome, Record, ReplicaPhase
+from llmgw.model.report import Exit, JournalEntry, Observed, Reach
+from tests.core.builders import FLEET, KEY, NOW, NodeState, a_pass, desired, facts, gpu, model, node
 from tests.core.fleets import Fleet, fleet
 
 
@@ -189,3 +189,18 @@ def test_a_name_that_is_taken_is_no_rename() -> None:
     world.desired = lab(replace(old, renamed_from="chat"))
     made = world.plan()
     assert [(change.model, change.keyword) for change in made.changes] == [("chat", "removed")]
+
+
+def test_a_journal_too_long_for_one_report_is_read_to_its_end_by_the_next() -> None:
+    """The cursor went to the journal's last number, and what one report could not hold was never read."""
+    observed = Observed(nodes={"gpu01": box().observation()})
+    report = observed.nodes["gpu01"].report
+    assert report is not None
+    entry = JournalEntry(number=1000, at=NOW, kind="problem", subject="gpu01", text="the thousandth")
+    part = replace(report, journal=(entry,), journal_last=2500)
+    seen = Observed(nodes={"gpu01": replace(observed.nodes["gpu01"], report=part)})
+    record = Record(fleet=FLEET, nodes={"gpu01": NodeRecord(name="gpu01", address="", journal_cursor=0)})
+    assert recording.observe(record, seen, NOW).nodes["gpu01"].journal_cursor == 1000
+    rest = replace(part, journal=(), journal_last=2500)
+    seen = Observed(nodes={"gpu01": replace(observed.nodes["gpu01"], report=rest)})
+    assert recording.observe(record, seen, NOW).nodes["gpu01"].journal_cursor == 2500

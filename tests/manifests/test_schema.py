@@ -344,3 +344,10 @@ def test_a_whole_number_with_a_fraction_of_zero_is_taken_as_editors_take_it() ->
     found: Any = decode.manifest("f.yaml", documents[0]).spec
     assert (found.replicas, found.rollout.max_unavailable) == (10, 2)
     assert type(found.replicas) is int
+
+
+def test_a_mapping_where_a_file_name_belongs_is_a_problem_and_no_crash() -> None:
+    head = "apiVersion: llmgw/v1\nkind: Model\nmetadata: {name: m}\nspec:\n  profile: p\n"
+    hash_ = f'"{"0" * 64}"'
+    (problem, *_) = problems(f"{head}  source: {{pip: {{requirement: a==1, file: {{}}, sha256: {hash_}}}}}\n")
+    assert "spec.source.pip.file" in problem

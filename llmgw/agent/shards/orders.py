@@ -107,17 +107,13 @@ class Orders:
                 orders.append(_read(shard, data))
             except codec.CodecError as wrong:
                 unreadable[shard] = str(wrong)
-                await self._put_aside(name, data)
+                await self._disk.move(f"{FOLDER}/{name}", f"{FOLDER}/{ASIDE}/{name}")
         for name in await self._disk.read_all(f"{FOLDER}/{ASIDE}"):
             unreadable.setdefault(name.removesuffix(".json"), f"kept in {FOLDER}/{ASIDE}/{name}")
         return Found(orders=tuple(orders), unreadable=unreadable)
 
     async def discard_unreadable(self, shard: str) -> None:
         await self._disk.remove(f"{FOLDER}/{ASIDE}/{shard}.json")
-
-    async def _put_aside(self, name: str, data: bytes) -> None:
-        await self._disk.write(f"{FOLDER}/{ASIDE}/{name}", data)
-        await self._disk.remove(f"{FOLDER}/{name}")
 
 
 def _read(shard: str, data: bytes) -> StoredOrder:

@@ -214,7 +214,7 @@ def _node(node: NodeObservation, desired: Desired) -> NodeRecord:
         facts=report.facts.stable(),
         agent_version=report.agent.version,
         boot_id=report.agent.boot_id,
-        journal_cursor=report.journal_last,
+        journal_cursor=report.journal_read,
     )
 
 

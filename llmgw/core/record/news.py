@@ -163,6 +163,6 @@ def node_record(
         facts=base.facts if base.facts == stable else stable,
         agent_version=report.agent.version,
         boot_id=report.agent.boot_id,
-        journal_cursor=max(base.journal_cursor, report.journal_last),
+        journal_cursor=report.journal_read,
         unreachable_since=None,
     )
