@@ -42,6 +42,10 @@ BOOTSTRAP_TIMEOUT = 180.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds between two tries of one command; doubled each time."""
 
+GONE_FOR = 15.0
+"""Seconds that a node may be out of reach within a pass. Whatever the step's own time: all other nodes wait for the pass to end, and
+the next one tries again."""
+
 _DONE = StepResult(outcome=StepOutcome.DONE)
 
 
@@ -158,10 +162,11 @@ class _Execution:
             return await self._until_answered(step, node)
 
     async def _until_answered(self, step: Step, node: DesiredNode) -> StepResult:
-        """Send, and send again where the error says that it makes sense, within twice the step's timeout."""
+        """Send, and send again where the error says that it makes sense, within twice the step's timeout. A node that is gone
+        is not waited for."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + 2 * step.timeout
-        pause, unanswered = FIRST_PAUSE, ""
+        pause, unanswered, gone = FIRST_PAUSE, "", False
         while True:
             try:
                 return await self._send(step, node)
@@ -175,6 +180,8 @@ class _Execution:
             except RetryError as lost:
                 await self._errand.links.drop(node.name)
                 error, wait = _on(node, lost), pause
+                if not gone:
+                    gone, give_up = True, min(give_up, loop.time() + GONE_FOR)
                 if isinstance(lost, UnknownOutcomeError):
                     unanswered = error
             except (LlmgwError, OSError, CodecError) as failed:

@@ -7,7 +7,14 @@ from datetime import timedelta
 import pytest
 
 from llmgw.controller.nodes.transport import Link
-from llmgw.controller.passes.execute import NODES_AT_ONCE, STEPS_AT_ONCE, Errand, execute
+from llmgw.controller.passes.execute import (
+    GONE_FOR,
+    LONGEST_PAUSE,
+    NODES_AT_ONCE,
+    STEPS_AT_ONCE,
+    Errand,
+    execute,
+)
 from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.progress import Silent
@@ -35,6 +42,8 @@ from tests.controller.passes.doubles import (
     step,
     transports,
 )
+from tests.sim.loop import VirtualLoop
+from tests.sim.loop import run as run_virtual
 
 DONE, FAILED, SKIPPED = StepOutcome.DONE, StepOutcome.FAILED, StepOutcome.SKIPPED
 DEFERRED, UNKNOWN = StepOutcome.DEFERRED, StepOutcome.UNKNOWN
@@ -154,6 +163,20 @@ def test_a_command_that_was_sent_stays_unknown_though_the_node_then_refuses_conn
         return await running(plan_of(start("s", timeout=0.3)), _GoneAfterOneCommand(gpu01))
 
     assert outcomes(asyncio.run(main())) == {"s": UNKNOWN}
+
+
+def test_a_node_that_is_gone_holds_up_no_pass_however_long_its_step_may_take() -> None:
+    """A bootstrap may take ten minutes over a slow line. A machine that was cut off was waited for twenty."""
+
+    async def main() -> None:
+        gpu01, gpu02 = Script("gpu01"), Script("gpu02")
+        gpu01.connects = [RetryError("no route to host")] * 1000
+        plan = plan_of(start("s", timeout=600), start("t", "gpu02"))
+        results = await running(plan, ScriptedTransport(gpu01, gpu02))
+        assert outcomes(results) == {"s": FAILED, "t": DONE}
+        assert GONE_FOR <= asyncio.get_running_loop().time() + LONGEST_PAUSE < 2 * GONE_FOR
+
+    run_virtual(main(), VirtualLoop())
 
 
 def test_a_node_that_is_down_from_the_start_has_failed_not_unknown() -> None:
