@@ -31,10 +31,12 @@ from llmgw.agent.settings import Layout, layout, make_folders, pretended_bytes, 
 from llmgw.agent.shards import proc
 from llmgw.agent.shards.checks import SystemChecks
 from llmgw.agent.shards.keeper import Shards
+from llmgw.agent.shards.kernellog import KernelLog
 from llmgw.agent.shards.orders import nobody_told
 from llmgw.agent.shards.probes import HttpProber
 from llmgw.agent.shards.processes import ShimSpawner
 from llmgw.agent.shards.surroundings import ShardSettings
+from llmgw.agent.shards.witness import Witness
 from llmgw.clock import Clock, SystemClock
 from llmgw.model.problems import LlmgwError
 from llmgw.model.report import AgentInfo
@@ -113,6 +115,7 @@ def assemble(
         node=PretendedChecks(places=places, real=real) if settings.pretends else real,
         events=events.from_shards,
         learn=learn,
+        witness=Witness(KernelLog(), bus=survey.gpus.bus),
     )
     sampler = Sampler(survey.look)
     service = AgentService(

@@ -105,7 +105,9 @@ def describe_exit(exit_: Exit, *, told: bool = False) -> str:
         how = f"exited {'when told to stop,' if told else 'by itself'} with code {exit_.code}"
     else:
         how = f"has ended, unseen ({exit_.detail})" if exit_.detail else "has ended, unseen"
+    seen = exit_.signal is not None or exit_.code is not None
     killed = ", out of memory" if exit_.out_of_memory else ""
+    killed += f" ({exit_.detail})" if seen and exit_.detail else ""
     # The last line of a traceback is the error itself; without one, the last line of output says most.
     last = (exit_.traceback or "\n".join(exit_.last_lines)).rstrip().rpartition("\n")[2].strip()
     return f"{exit_.process} {how}{killed}" + (f": {last}" if last else "")

@@ -64,7 +64,11 @@ async def _look(order: StoredOrder, around: Surroundings, secrets: Mapping[str, 
     engine = found.get(ENGINE)
     if isinstance(engine, Running):
         return Adoption(order=order, events=(Adopted(),), running=running, secrets=secrets)
-    events = _without_engine(order, engine, around, secrets)
+    recorded = next((one for one in order.processes if one.process == ENGINE), None)
+    evidence = autopsy.NOTHING_SEEN
+    if engine is not None and recorded is not None:
+        evidence = await around.evidence(engine, recorded, order.spec)
+    events = _without_engine(order, engine, around, secrets, evidence)
     return Adoption(order=order, events=events, running=running, secrets=secrets)
 
 
@@ -76,7 +80,11 @@ async def _secrets(order: StoredOrder, around: Surroundings) -> Mapping[str, str
 
 
 def _without_engine(
-    order: StoredOrder, found: Exit | None, around: Surroundings, secrets: Mapping[str, str]
+    order: StoredOrder,
+    found: Exit | None,
+    around: Surroundings,
+    secrets: Mapping[str, str],
+    evidence: autopsy.Evidence,
 ) -> tuple[Event, ...]:
     life = order.life
     exit_ = found
@@ -87,7 +95,7 @@ def _without_engine(
     if exit_ is None:
         return (Resumed(),)
     output = around.logs.since(order.spec.shard, ENGINE, 0, most=autopsy.READ)
-    ended = Exited(exit=autopsy.explain(exit_, autopsy.mask(output, secrets.values())))
+    ended = Exited(exit=autopsy.explain(exit_, autopsy.mask(output, secrets.values()), evidence))
     if life.state in LIVE or life.state is ShardState.DRAINING:
         return (ended,)
     return (ended, Resumed()) if life.state is ShardState.STOPPING else (Resumed(),)

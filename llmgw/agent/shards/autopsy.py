@@ -1,9 +1,9 @@
-"""Why a process ended, from what it wrote last: the first traceback (the last one is often only its echo) and the
-last lines. Pure."""
+"""Why a process ended, from what it wrote last and what others saw: the first traceback (the last one is often only its
+echo), the last lines, lack of memory, errors of its GPUs. Pure."""
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from llmgw.model.report import Exit
 
@@ -23,7 +23,18 @@ OUT_OF_MEMORY = re.compile(
 )
 
 
-def explain(exit_: Exit, output: str) -> Exit:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What others saw of a death. ``said`` is put into the exit's detail, a sentence each."""
+
+    out_of_memory: bool = False
+    said: tuple[str, ...] = ()
+
+
+NOTHING_SEEN = Evidence()
+
+
+def explain(exit_: Exit, output: str, evidence: Evidence = NOTHING_SEEN) -> Exit:
     """``output`` is what the process wrote since its start, or the end of that."""
     lines = [line for line in output.splitlines() if line.strip()]
     traceback = first_traceback(lines)
@@ -33,7 +44,8 @@ def explain(exit_: Exit, output: str) -> Exit:
         exit_,
         traceback=traceback,
         last_lines=last,
-        out_of_memory=exit_.out_of_memory or OUT_OF_MEMORY.search(told) is not None,
+        out_of_memory=exit_.out_of_memory or evidence.out_of_memory or OUT_OF_MEMORY.search(told) is not None,
+        detail="; ".join(text for text in (exit_.detail, *evidence.said) if text)[:MAX_TEXT],
     )
 
 

@@ -12,6 +12,7 @@ from llmgw.agent.shards.logs import LogBook
 from llmgw.agent.shards.orders import SAFE_SHARD, Orders, StoredOrder, nobody_told, refused
 from llmgw.agent.shards.supervisor import Shard
 from llmgw.agent.shards.surroundings import ShardSettings, Surroundings
+from llmgw.agent.shards.witness import Witness
 from llmgw.clock import Clock
 from llmgw.core.life import Adopted, DrainAsked, Event, Life, Ordered, StopAsked
 from llmgw.core.lifecycle import newborn
@@ -58,6 +59,7 @@ class Shards:
         node: NodeChecks,
         events: ShardEvents,
         learn: Callable[[str], None] = nobody_told,
+        witness: Witness | None = None,
     ) -> None:
         self._around = Surroundings(
             settings=settings,
@@ -70,6 +72,7 @@ class Shards:
             node=node,
             logs=LogBook(settings.work / "logs"),
             events=events,
+            witness=witness,
         )
         self._shards: dict[str, Shard] = {}
         self._unreadable: dict[str, str] = {}

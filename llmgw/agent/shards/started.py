@@ -89,13 +89,14 @@ class Started:
         """For an agent that ends: the processes go on."""
         return list(self._watchers.values())
 
-    def explain(self, exit_: Exit) -> Exit:
+    def explain(self, exit_: Exit, evidence: autopsy.Evidence = autopsy.NOTHING_SEEN) -> Exit:
         begin = self._begins.get(exit_.process, 0)
         output = self._around.logs.since(self._spec.shard, exit_.process, begin, most=autopsy.READ)
-        return autopsy.explain(exit_, self._mask(output))
+        return autopsy.explain(exit_, self._mask(output), evidence)
 
     async def _await_end(self, running: Running) -> None:
         path = self._around.status_file(running.shard, running.process)
         exit_ = await self._around.spawner.exited(running, path)
         self._running.pop(running.process, None)
-        self._ended(self.explain(exit_))
+        evidence = await self._around.evidence(exit_, running, self._spec)
+        self._ended(self.explain(exit_, evidence))

@@ -5,11 +5,15 @@ import pwd
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmgw.agent.seams import Gpus, JobGate, NodeChecks, Probe, ShardEvents, Spawner
+from llmgw.agent.seams import Gpus, JobGate, NodeChecks, Probe, Running, ShardEvents, Spawner
+from llmgw.agent.shards import statusfiles
+from llmgw.agent.shards.autopsy import NOTHING_SEEN, Evidence
 from llmgw.agent.shards.logs import LogBook
 from llmgw.agent.shards.orders import Orders
+from llmgw.agent.shards.witness import Death, Witness
 from llmgw.clock import Clock
-from llmgw.model.launch import Process
+from llmgw.model.launch import LaunchSpec, Process
+from llmgw.model.report import Exit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +41,7 @@ def _own_user() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Handed to every shard."""
+    """Handed to every shard. Without a ``witness`` nobody else is asked how a process died."""
 
     settings: ShardSettings
     clock: Clock
@@ -49,6 +53,7 @@ class Surroundings:
     node: NodeChecks
     logs: LogBook
     events: ShardEvents
+    witness: Witness | None = None
 
     def status_file(self, shard: str, process: Process | str) -> str:
         name = process if isinstance(process, str) else process.name
@@ -57,3 +62,17 @@ class Surroundings:
     def home(self, shard: str) -> str:
         """A shard's own home, relative to the work directory: nobody else's files, gone with the shard."""
         return f"{self.settings.home}/{shard}"
+
+    async def evidence(self, exit_: Exit, running: Running, spec: LaunchSpec) -> Evidence:
+        """What others saw of a process's end."""
+        if self.witness is None:
+            return NOTHING_SEEN
+        status = statusfiles.read(Path(self.status_file(running.shard, running.process)))
+        death = Death(
+            running=running,
+            exit=exit_,
+            now=self.clock.now(),
+            cgroup=Path(status.cgroup) if status is not None and status.cgroup else None,
+            gpus=tuple(claim.uuid for claim in spec.claims.gpus),
+        )
+        return await self.witness.evidence(death)

@@ -1,4 +1,4 @@
-"""Adapters from captured sysfs trees, the network, the host, pretended nodes, and the probe for machines without an
+"""The network, the host, pretended nodes, and the probe for machines without an
 agent."""
 
 import asyncio
@@ -16,7 +16,6 @@ import pytest
 import llmgw
 from llmgw.agent.discovery.gpus import GpuDiscovery
 from llmgw.agent.discovery.host import host_facts
-from llmgw.agent.discovery.infiniband import infiniband_ports
 from llmgw.agent.discovery.network import interfaces, listening
 from llmgw.agent.discovery.pretended import PretendedChecks
 from llmgw.agent.discovery.survey import Survey
@@ -28,64 +27,7 @@ from llmgw.wire import codec
 from llmgw.wire.setup import AgentSettings
 
 PROBE = Path(llmgw.__file__).parent / "runtime" / "factprobe.py"
-ZERO = "0000:0000:0000:0000:0000:0000:0000:0000"
-LOCAL = "fe80:0000:0000:0000:0e42:a1ff:fe5b:1c2e"
 IPV4 = "0000:0000:0000:0000:0000:ffff:0a0a:0001"
-
-
-def tree(root: Path, files: Mapping[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
-def test_roce_and_infiniband_ports_are_read_with_the_gids_that_matter(tmp_path: Path) -> None:
-    port = "mlx5_0/ports/1"
-    root = tree(
-        tmp_path,
-        {
-            "mlx5_0/node_guid": "0c42:a103:005b:1c2e\n",
-            f"{port}/state": "4: ACTIVE\n",
-            f"{port}/rate": "400 Gb/sec (4X NDR)\n",
-            f"{port}/link_layer": "Ethernet\n",
-            f"{port}/gids/0": LOCAL + "\n",
-            f"{port}/gids/1": ZERO + "\n",
-            f"{port}/gids/3": IPV4 + "\n",
-            f"{port}/gid_attrs/types/0": "IB/RoCE v1\n",
-            f"{port}/gid_attrs/types/3": "RoCE v2\n",
-            f"{port}/gid_attrs/ndevs/3": "eth2\n",
-            "mlx5_1/ports/1/state": "1: DOWN\n",
-            "mlx5_1/ports/1/rate": "40 Gb/sec (4X QDR)\n",
-            "mlx5_1/ports/1/link_layer": "InfiniBand\n",
-            "hfi1_0/ports/1/state": "",
-        },
-    )
-    assert infiniband_ports(root) == (
-        HcaPort(device="hfi1_0", port=1, link_layer="Unknown", state="UNKNOWN"),
-        HcaPort(
-            device="mlx5_0",
-            port=1,
-            link_layer="Ethernet",
-            state="ACTIVE",
-            rate=400.0,
-            guid="0c42:a103:005b:1c2e",
-            gids=(
-                Gid(index=0, gid=LOCAL, gid_type="IB/RoCE v1"),
-                Gid(index=3, gid=IPV4, gid_type="RoCE v2", netdev="eth2"),
-            ),
-        ),
-        HcaPort(device="mlx5_1", port=1, link_layer="InfiniBand", state="DOWN"),
-    )
-
-
-def test_a_machine_without_adapters_has_none(tmp_path: Path) -> None:
-    assert infiniband_ports(tmp_path / "nowhere") == ()
-
-
-def test_half_gigabits_are_read(tmp_path: Path) -> None:
-    root = tree(tmp_path, {"a/ports/1/state": "4: ACTIVE", "a/ports/1/rate": "2.5 Gb/sec (1X)"})
-    assert infiniband_ports(root)[0].rate == 2.5
 
 
 def test_loopback_is_an_interface_with_its_address() -> None:
