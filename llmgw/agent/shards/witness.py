@@ -5,6 +5,7 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -53,12 +54,19 @@ class Death:
 
 
 class Witness:
-    """``bus`` tells the PCI address of a GPU; ``pids_count``: whether the kernel's pids are those that we know."""
+    """``bus`` tells the PCI address of a GPU; ``pids_count``: whether the kernel's pids are those that we know;
+    ``uptime``: seconds since boot."""
 
     def __init__(
-        self, log: KernelLog, *, bus: Callable[[str], str] = lambda _: "", pids_count: bool | None = None
+        self,
+        log: KernelLog,
+        *,
+        bus: Callable[[str], str] = lambda _: "",
+        pids_count: bool | None = None,
+        uptime: Callable[[], float] = time.monotonic,
     ) -> None:
         self._log = log
+        self._uptime = uptime
         self._bus = bus
         self._pids_count = in_first_namespace() if pids_count is None else pids_count
 
@@ -84,13 +92,24 @@ class Witness:
     def close(self) -> None:
         self._log.close()
 
+    def _died(self, death: Death) -> float:
+        """In seconds since boot."""
+        return self._uptime() - (death.now - death.exit.at).total_seconds()
+
+    def _recent(self, death: Death, lines: Iterable[Line], seconds: float) -> list[Line]:
+        """Said in the last seconds before the death, and in the process's own life: pids come again."""
+        died = self._died(death)
+        lived = max(0.0, (death.exit.at - death.running.started).total_seconds())
+        begin, end = died - min(seconds, lived) - SLACK, died + SLACK
+        return [line for line in lines if begin <= line.at <= end]
+
     # ---- Lack of memory -----------------------------------------------------------------------------------
 
     def _own_kill(self, death: Death, lines: Sequence[Line]) -> Line | None:
         """The line that names one of its processes, or one in its control group."""
         if not self._pids_count:
             return None
-        recent = list(_recent(death, lines, LOOK_BACK))
+        recent = self._recent(death, lines, LOOK_BACK)
         ours = set(death.pids) | {
             victim[1] for line in recent if (victim := line.victim) and _inside(victim[0], death)
         }
@@ -106,7 +125,7 @@ class Witness:
         if counted:
             yield f"the kernel has killed {counted} of its processes for lack of memory (memory.events)"
             return
-        for line in reversed(list(_recent(death, lines, NEARBY))):
+        for line in reversed(self._recent(death, lines, NEARBY)):
             if told := line.killed:
                 who = f"a process ({told[1]})" if not self._pids_count else f"pid {told[0]} ({told[1]})"
                 yield f"shortly before, the kernel killed {who} for lack of memory"
@@ -118,9 +137,9 @@ class Witness:
         """The first ones: what comes after the first error of a GPU mostly follows from it."""
         named = buses(lines)
         places = {self._bus(uuid) or named.get(uuid, "") for uuid in death.gpus} - {""}
-        found = [line for line in _recent(death, lines, LOOK_BACK) if line.xid_of in places]
+        found = [line for line in self._recent(death, lines, LOOK_BACK) if line.xid_of in places]
         for line in list({line.text: line for line in found}.values())[:MAX_XIDS]:
-            ago = max(0, round(_died(death) - line.at))
+            ago = max(0, round(self._died(death) - line.at))
             yield f"an error of its GPU about {ago} s before: {line.text}"
         if len(found) > MAX_XIDS:
             yield f"{len(found)} such errors in all"
@@ -131,19 +150,6 @@ def in_first_namespace(proc: Path = Path("/proc")) -> bool:
         return os.readlink(proc / "self" / "ns" / "pid") == ROOT_PIDS  # noqa: PTH115 - no path, but a name
     except OSError:
         return False
-
-
-def _died(death: Death) -> float:
-    """On the loop's clock, which is the kernel's monotonic one."""
-    return asyncio.get_running_loop().time() - (death.now - death.exit.at).total_seconds()
-
-
-def _recent(death: Death, lines: Iterable[Line], seconds: float) -> Iterator[Line]:
-    """Said in the last seconds before the death, and in the process's own life: pids come again."""
-    died = _died(death)
-    lived = max(0.0, (death.exit.at - death.running.started).total_seconds())
-    begin, end = died - min(seconds, lived) - SLACK, died + SLACK
-    return (line for line in lines if begin <= line.at <= end)
 
 
 def _inside(group: str, death: Death) -> bool:
