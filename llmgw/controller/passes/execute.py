@@ -42,7 +42,7 @@ BOOTSTRAP_TIMEOUT = 180.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds between two tries of one command; doubled each time."""
 
-GONE_FOR = 15.0
+GONE_FOR = 10.0
 """Seconds that a node may be out of reach within a pass. Whatever the step's own time: all other nodes wait for the pass to end, and
 the next one tries again."""
 

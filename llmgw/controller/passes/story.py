@@ -116,12 +116,16 @@ def outcome_message(
 ) -> str:
     """The commit after the last command."""
     done = [step for step in plan.commands if _is(results, step, StepOutcome.DONE)]
-    wrong = [step for step in plan.commands if _is(results, step, StepOutcome.FAILED, StepOutcome.UNKNOWN)]
+    wrong = [step for step in plan.commands if _is(results, step, StepOutcome.FAILED)]
+    unknown = [step for step in plan.commands if _is(results, step, StepOutcome.UNKNOWN)]
     subject = sentence(done, past=True)
     if wrong:
         subject = (
             f"{subject}; not: {lower(sentence(wrong))}" if subject else f"Could not {lower(sentence(wrong))}"
         )
+    if unknown:
+        text = f"not known: {lower(sentence(unknown))}"
+        subject = f"{subject}; {text}" if subject else f"N{text[1:]}"
     if passed.outcome is Outcome.INTERRUPTED:
         subject = f"Interrupted: {lower(subject) or 'nothing was commanded'}"
     if passed.outcome is Outcome.SUPERSEDED:

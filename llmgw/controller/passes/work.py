@@ -131,7 +131,7 @@ class Work:
             ended=now,
             steps={name: result.outcome.value for name, result in results.items()},
             errors=tuple(
-                f"{name}: {result.error}"
+                f"{name}: {'nobody knows what came of it: ' if result.outcome is StepOutcome.UNKNOWN else ''}{result.error}"
                 for name, result in results.items()
                 if result.outcome in (StepOutcome.FAILED, StepOutcome.UNKNOWN)
             )[:ERRORS_KEPT],

@@ -115,6 +115,18 @@ def test_an_outcome_tells_what_was_done_and_what_was_not() -> None:
     assert dict(entry.trailers)["Llmgw-Outcome"] == "partial"
 
 
+def test_what_nobody_knows_is_not_told_as_not_done() -> None:
+    first, second = replica("chat-1f0c9a2b-0.1", "gpu01"), replica("chat-1f0c9a2b-1.1", "gpu02")
+    for done, subject in (
+        ((first,), "Started 1 replica of chat on gpu01; not known: start 1 replica of chat on gpu02"),
+        ((), "Not known: start 1 replica of chat on gpu02"),
+    ):
+        came_of = {step.id: StepResult(outcome=StepOutcome.DONE) for step in done}
+        came_of[second.id] = StepResult(outcome=StepOutcome.UNKNOWN, error="the line was lost")
+        told = outcome_message(plan_of(*done, second), ended(Outcome.PARTIAL), came_of)
+        assert entry_of(Commit("c" * 40), told).subject == subject
+
+
 def test_an_interrupted_pass_says_so_first() -> None:
     plan = plan_of(replica("chat-1f0c9a2b-0.1", "gpu01"))
     told = outcome_message(plan, ended(Outcome.INTERRUPTED), results(plan))
