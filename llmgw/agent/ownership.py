@@ -83,8 +83,8 @@ class Ownership:
     def _require_owner(self, fleet: FleetId | None) -> None:
         if self.fleet is not None and fleet != self.fleet:
             raise AgentError(
-                f"this node belongs to fleet {self.fleet}, not to {fleet}: remove it from one of the two fleets, or"
-                " bootstrap it anew for the other",
+                f"this node belongs to fleet {self.fleet}, not to {fleet}: remove it from one of the two, or take it over:"
+                " `llmgw node adopt NAME --take-over`",
                 code=WRONG_FLEET,
                 data={"fleet": self.fleet},
             )

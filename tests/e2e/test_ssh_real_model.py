@@ -114,7 +114,7 @@ def learn_keys(rig: Rig, canary: Canary) -> None:
     for host in rig.hosts:
         folder = host.folder / "disk" / "upper" / "var" / "lib" / "llmgw-agent" / "secrets"
         for file in folder.glob("*.json"):
-            for name, secret in json.loads(file.read_text()).items():
+            for name, secret in json.loads(file.read_text())["values"].items():
                 canary.learn(f"{name} of {file.stem}", secret)
 
 
