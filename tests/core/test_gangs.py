@@ -11,15 +11,16 @@ from llmgw.core.place.candidates import Request
 from llmgw.core.place.claims import ledgers
 from llmgw.core.place.placement import Placer
 from llmgw.core.record import recording
-from llmgw.core.seen.survey import survey
+from llmgw.core.seen.condition import Condition, Health
+from llmgw.core.seen.survey import SeenShard, survey
 from llmgw.core.show import render
 from llmgw.core.show.status import status
 from llmgw.model.desired import Desired, DesiredModel, DesiredNode
-from llmgw.model.ids import digest
+from llmgw.model.ids import ReplicaId, ShardId, digest
 from llmgw.model.manifest import GIB, Duration, Gpus, PlacementRules, PortRange, Restart, Rollout, Source
 from llmgw.model.plan import Action, Decision, Plan, Step, StepKind
 from llmgw.model.record import ReplicaPhase
-from llmgw.model.report import Exit, JobReport, Reach
+from llmgw.model.report import Exit, JobReport, Reach, ShardReport
 from tests.core.builders import NOW, NodeState, a_pass, desired, facts, gpu, model, node, observed, profile
 from tests.core.builders import empty_record as no_record
 from tests.core.fleets import OPTIONS, Fleet, fleet
@@ -499,3 +500,29 @@ def test_status_names_every_rank_and_the_one_that_is_lost() -> None:
     world.nodes["gpu02"].reach = Reach.UNREACHABLE
     (row,) = status(world.record, world.observe(), now=world.now).replicas
     assert [rank.state for rank in row.ranks] == ["ready", "unknown"]
+
+
+def test_a_leader_on_its_way_out_explains_the_rank_that_it_took_along() -> None:
+    """The rank that lost its leader was blamed while the leader, never ready, was still being stopped."""
+    began = NOW - timedelta(seconds=5)
+
+    def rank(number: int, state: str, **more: Any) -> SeenShard:
+        report = ShardReport(
+            shard=ShardId(f"chat-1f0c9a2b-0.1-r{number}"),
+            replica=ReplicaId("chat-1f0c9a2b-0.1"),
+            rank=number,
+            ranks=2,
+            model="chat",
+            profile="pair",
+            spec_digest="",
+            state=state,
+            reason="",
+            **more,
+        )
+        return SeenShard(node=NAMES[number], report=report)
+
+    leader = rank(0, "stopping", since=began, last_error="not ready in 3 s")
+    worker = rank(1, "failed", since=NOW, last_error="its leader went away", last_exit=Exit(at=NOW, code=1))
+    failure = Condition(health=Health.FAILED, text="", shards=(worker, leader)).failure
+    assert failure is not None
+    assert failure.rank == 0

@@ -16,10 +16,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from difflib import unified_diff
 from pathlib import Path
-from random import SystemRandom
 from typing import Any
 
 import psutil
+
+from tests.ports import row_of_ports
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "stories"
 LLMGW = (sys.executable, "-m", "llmgw.cli.main")
@@ -230,33 +231,16 @@ def until(condition: Callable[[], Any], what: str, *, within: float = 30) -> Any
         time.sleep(0.02)
 
 
-def free_ports() -> int:
-    """The first of a row of ports that nobody uses right now, below those of outgoing connections."""
-    for _ in range(50):
-        first = SystemRandom().randrange(20_000, 32_000, 20)
-        if all(_is_free(first + number) for number in range(PORTS)):
-            return first
-    raise AssertionError("no row of free ports")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as asked:
-        try:
-            asked.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
 @contextmanager
 def stage_in(folder: Path) -> Iterator[Stage]:
-    stage = Stage(folder=folder, first_port=free_ports())
-    stage.fleet.mkdir()
-    stage.git("init", "--quiet", "--initial-branch", "main")
-    try:
-        yield stage
-    finally:
-        _clear(stage)
+    with row_of_ports() as (first, _):
+        stage = Stage(folder=folder, first_port=first)
+        stage.fleet.mkdir()
+        stage.git("init", "--quiet", "--initial-branch", "main")
+        try:
+            yield stage
+        finally:
+            _clear(stage)
 
 
 def _clear(stage: Stage) -> None:

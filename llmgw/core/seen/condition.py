@@ -84,8 +84,9 @@ def outdated(failure: ShardReport) -> bool:
 
 
 def _has_failed(report: ShardReport) -> bool:
-    going = report.state == ShardState.STOPPING.value and report.last_exit is not None
-    return going or report.state == ShardState.FAILED.value
+    """A rank that is being ended for not getting ready has failed before its process is gone."""
+    why = report.last_exit is not None or report.last_error
+    return bool(report.state == ShardState.STOPPING.value and why) or report.state == ShardState.FAILED.value
 
 
 def _first_to_go(report: ShardReport) -> tuple[bool, datetime, int]:
