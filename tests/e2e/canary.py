@@ -18,6 +18,7 @@ class Canary:
 
     secrets: dict[str, str]
     found: set[str] = field(default_factory=set)
+    kept: set[Path] = field(default_factory=set)  # files that hold secrets as they should
     looks: int = 0
     _over: threading.Event = field(default_factory=threading.Event, repr=False)
 
@@ -59,8 +60,8 @@ class Canary:
         self._search(done.stdout, f"an object of {git_dir.name}")
 
     def files(self, folder: Path, *, private: Sequence[str]) -> None:
-        """Secrets may only lie in files whose path ends so, or has a folder called so in it (``secrets/``), and that nobody but their
-        owner can read."""
+        """Secrets may only lie in files that are called so, or that lie in a folder called so (``secrets/``), and that nobody but
+        their owner can read."""
         names = "\n".join(secret for secret in self.secrets.values() if "\n" not in secret)
         command = ["grep", "-rlaF", "-D", "skip", "-f", "-", str(folder)]
         done = subprocess.run(command, input=names, capture_output=True, text=True, timeout=120, check=False)
@@ -68,13 +69,13 @@ class Canary:
         for line in done.stdout.splitlines():
             path = Path(line)
             inside = str(path.relative_to(folder))
-            expected = any(
-                f"/{name}" in f"/{inside}" if name.endswith("/") else inside.endswith(name)
-                for name in private
-            )
+            *parents, name = inside.split("/")
+            expected = name in private or any(f"{part}/" in private for part in parents)
             if not expected:
                 self.found.add(f"{self._named(path)} in file {path}")
-            elif path.stat().st_mode & 0o077:
+            elif not path.stat().st_mode & 0o077:
+                self.kept.add(path)
+            else:
                 self.found.add(f"{self._named(path)} in file {path}, which others can read")
 
     def _named(self, path: Path) -> str:
@@ -94,5 +95,8 @@ def _around(data: bytes, secret: bytes) -> str:
 
 
 def lines_of(key: Path) -> Mapping[str, str]:
-    """A private key's longest line: no part of it may be seen."""
-    return {f"the key {key.name}": max(key.read_text().splitlines(), key=len)}
+    """Of an OpenSSH private key: the lines that hold the private part. The first ones are the same for all keys, or public."""
+    lines = key.read_text().splitlines()[3:-1]
+    return {
+        f"line {number} of the key {key.name}": line for number, line in enumerate(lines, 4) if len(line) > 30
+    }

@@ -44,6 +44,7 @@ def test_files_may_hold_secrets_only_where_they_are_private(tmp_path: Path) -> N
         f"the token in file {tmp_path}/agent.log",
         f"the token in file {tmp_path}/secrets/b.json, which others can read",
     }
+    assert watcher.kept == {tmp_path / "secrets/a.json"}
     watcher = canary()
     watcher.text("what was printed", f"Bearer {SECRET}")
     assert watcher.found == {"the token in what was printed: Bearer "}

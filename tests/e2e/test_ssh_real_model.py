@@ -13,7 +13,7 @@ from tests.e2e.canary import Canary, lines_of
 from tests.e2e.sshroad import SshRoad, engines
 from tests.engines import wheels
 from tests.rig.host import Host, wait_for
-from tests.rig.options import Options
+from tests.rig.options import Options, User
 from tests.rig.rig import Rig, require_rig
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -27,7 +27,8 @@ QUESTION = "What is the capital of France? Answer in one sentence."
 def rig(tmp_path: Path) -> Iterator[Rig]:
     require_rig("that one apply brings a real model to bare machines over SSH")
     share = ((wheels.wheel_dir(), WHEELS),)
-    with Rig(tmp_path, hosts=[Options(shares=share) for _ in range(3)]) as made:
+    plain, with_sudo = Options(shares=share), Options(shares=share, users=(User(name="ann"),))
+    with Rig(tmp_path, hosts=[plain, with_sudo, plain]) as made:
         if made.hosts[0].exec("/usr/bin/python3", "-c", "import ensurepip").code:
             pytest.skip("this machine has no python3-venv; not proved: real engines on nodes over SSH")
         yield made
@@ -59,6 +60,7 @@ def road(rig: Rig, canary: Canary, tmp_path: Path) -> Iterator[SshRoad]:
     made = SshRoad(
         rig, tmp_path / "road", env={"PROXY_PASSWORD": {"fromEnv": "PROXY_PASSWORD"}}, variables=variables
     )
+    made.write_node(made.hosts[1], user="ann", become="sudo")
     made.write("Fleet", "lab", {"pip": {"wheelDir": WHEELS}})
     write_profile(made, context=1024)
     made.write_model(
@@ -136,14 +138,14 @@ def what_fails_is_told(road: SshRoad, canary: Canary) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(wrong)], check=True)
     canary.secrets = {**canary.secrets, **lines_of(wrong)}
     road.write_node(host, identity={"fromFile": str(wrong)})
-    write_profile(road, context=512, args=["--no-such-flag"], restart={"giveUpAfter": 1})
+    write_profile(road, context=1024, args=["--no-such-flag"], restart={"giveUpAfter": 1})
     road.commit("Two things that are wrong")
     failed = road.llmgw("apply", "--yes", expect=5)
     learn_keys(road.rig, canary)
     assert "no-such-flag" in failed
     assert host.name in failed
     road.write_node(host)
-    write_profile(road, context=512)
+    write_profile(road, context=1024)
     road.commit("Back to what worked")
     road.llmgw("apply", "--yes")
 
@@ -171,14 +173,16 @@ def look_everywhere(rig: Rig, road: SshRoad, canary: Canary) -> None:
     canary.repository(road.fleet / ".git")
     for mirror in (road.base / "state").glob("**/HEAD"):
         canary.repository(mirror.parent)
-    canary.files(road.base, private=("/another-key",))
+    canary.files(road.base, private=("another-key",))
     for host in rig.hosts:
         on_disk(host, canary)
+    assert {path.name for path in canary.kept} > {"agent.json", "another-key"}
+    assert any(path.parent.name == "secrets" for path in canary.kept), "no replica's key was found anywhere"
 
 
 def on_disk(host: Host, canary: Canary) -> None:
     """All that was ever written there, and what lies in memory only."""
-    canary.files(host.folder / "disk" / "upper", private=("/secrets/", "/agent.json"))
+    canary.files(host.folder / "disk" / "upper", private=("secrets/", "agent.json"))
     volatile = host.exec(
         "grep", "-rlaF", "-D", "skip", "-f", "-", "/run", "/tmp", "/dev/shm", stdin=_lines(canary)
     )
