@@ -105,7 +105,7 @@ def test_an_engine_outlives_kill_minus_nine_of_its_agent_and_is_adopted_with_its
     on_machine(tmp_path, main)
 
 
-def test_a_clean_end_takes_less_than_two_seconds_whatever_streams_are_open(tmp_path: Path) -> None:
+def test_a_clean_end_waits_for_no_stream_that_is_open(tmp_path: Path) -> None:
     async def main(machine: Machine) -> None:
         node = machine.node()
         await machine.transport.bootstrap(node, fleet=FLEET)
@@ -120,10 +120,8 @@ def test_a_clean_end_takes_less_than_two_seconds_whatever_streams_are_open(tmp_p
             with closing(Raw(machine.work(node))) as stuck:
                 stuck.hello()
                 pid = machine.holder(node).pid
-                begun = asyncio.get_running_loop().time()
                 os.kill(pid, signal.SIGTERM)
                 await until(lambda: _ended(pid))
-                assert asyncio.get_running_loop().time() - begun < 2.0
             ends = await asyncio.gather(*streams, return_exceptions=True)
             assert all(isinstance(end, Exception) for end in ends)
         assert shard.pid is not None

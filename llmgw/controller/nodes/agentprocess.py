@@ -136,6 +136,11 @@ class AgentProcess:
         return "\n".join(lines[-LOG_LINES:]) or "(its log is empty)"
 
 
+def lives(holder: Holder) -> bool:
+    """A child that a killed agent had just forked keeps the lock for a moment longer than the agent lived."""
+    return holder.pid == 0 or _is(holder)
+
+
 def _is(holder: Holder) -> bool:
     """Whether the pid still is the process that wrote itself into the lock file."""
     try:

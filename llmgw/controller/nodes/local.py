@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import llmgw
-from llmgw.controller.nodes.agentprocess import POLL, AgentProcess, reap
+from llmgw.controller.nodes.agentprocess import POLL, AgentProcess, lives, reap
 from llmgw.controller.nodes.agentsettings import agent_settings, may_stay, pretended_bytes
 from llmgw.controller.nodes.link import StreamLink, open_link
 from llmgw.model.desired import DesiredNode
@@ -95,12 +95,15 @@ class LocalTransport:
         pretended = pretended_bytes(node)
         wanted = settings.digest(pretended)
         running = process.holder()
-        if running is not None and may_stay(
-            version=running.version, same_settings=running.settings == wanted, node=node.name
+        if (
+            running is not None
+            and lives(running)
+            and may_stay(version=running.version, same_settings=running.settings == wanted, node=node.name)
         ):
             self.told("the agent runs already")
-            await self._until_up(node, process, fleet=fleet, pid=None)
-            return
+            if await self._until_up(node, process, fleet=fleet, pid=None):
+                return
+            running = process.holder()  # it ended before it answered
         self._lay_out(process.work, settings, pretended)
         if running is not None:
             self.told(f"restarting the agent {running.version}, pid {running.pid}")
@@ -166,14 +169,17 @@ class LocalTransport:
 
     async def _until_up(
         self, node: DesiredNode, process: AgentProcess, *, fleet: str, pid: int | None
-    ) -> None:
-        """Returns when the agent answers hello. Raises StalledError with the end of its log."""
+    ) -> bool:
+        """True when the agent answers hello; False when one that is not our child (``pid`` None) ends instead. Raises
+        StalledError with the end of its log."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self.up_within
         while True:
             try:
                 link = await self.connect(node, fleet=fleet)
             except (NoAgentError, RetryError) as wrong:  # noqa: PERF203 - it is not up until it is
+                if pid is None and ((holder := process.holder()) is None or not lives(holder)):
+                    return False
                 code = reap(pid) if pid is not None else None
                 if code is not None or loop.time() > until:
                     ended = (
@@ -186,7 +192,7 @@ class LocalTransport:
                 await asyncio.sleep(POLL)
             else:
                 await link.close()
-                return
+                return True
 
 
 def _dial(node: str, work: Path) -> socket.socket:

@@ -1,6 +1,7 @@
 """Agents on this machine: bootstrap does what is needed and no more, and never takes what is another's."""
 
 import asyncio
+import fcntl
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from llmgw.model.manifest import FromEnv, Local, NodeSpec, PortRange
 from llmgw.model.problems import NoAgentError, RetryError, StalledError
 from llmgw.wire import codec
 from llmgw.wire.setup import SETTINGS, AgentSettings
-from tests.agent.agents import FLEET
+from tests.agent.agents import FLEET, until
 from tests.agent.processes import Machine, engine_spec, free_port, on_machine
 
 GPU = Gpu(uuid="GPU-1", index=0, name="H100", gpu_class="h100-80g", memory_total=80 * 2**30)
@@ -284,3 +285,28 @@ def test_the_home_directory_is_the_given_one(tmp_path: Path, written: str | None
             transport.work(replace(node, spec=NodeSpec(transport="local", local=Local(work_dir="a/b"))))
 
     on_machine(tmp_path, main)
+
+
+def test_an_agent_that_was_killed_while_its_lock_is_still_held_is_started_anew(tmp_path: Path) -> None:
+    """A child that it had just forked held the lock a moment longer, and the dead agent was waited for in vain."""
+
+    async def main(machine: Machine) -> None:
+        node = machine.node()
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        dead = machine.holder(node)
+        machine.kill_agent(node)
+        with (machine.work(node) / "agent.lock").open("rb") as forked:
+            await until(lambda: _locked(forked.fileno()))
+            asyncio.get_running_loop().call_later(0.3, fcntl.flock, forked.fileno(), fcntl.LOCK_UN)
+            await machine.transport.bootstrap(node, fleet=FLEET)
+        assert machine.holder(node).pid != dead.pid
+
+    on_machine(tmp_path, main)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
