@@ -7,6 +7,8 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+# More than the cores of a small machine: most of the time tests wait, for processes, drains and lines that are cut.
+WORKERS ?= 4
 AGENT_PART := llmgw/model llmgw/wire llmgw/core/life.py llmgw/core/lifecycle.py llmgw/clock.py llmgw/redaction.py llmgw/agent llmgw/runtime
 PYTEST := $(BIN)/python -m pytest
 
@@ -47,7 +49,7 @@ contracts: install
 
 tests: install
 	@scripts/test-packages.sh
-	$(PYTEST) --numprocesses 2 --dist worksteal $(LONG)
+	$(PYTEST) --numprocesses $(WORKERS) --dist worksteal $(LONG)
 
 sim: install ## simulated histories: make sim SEEDS=2000 START=0
 	$(PYTEST) tests/sim --numprocesses 2 --sim-seeds $(or $(SEEDS),200) --sim-start $(or $(START),0)
