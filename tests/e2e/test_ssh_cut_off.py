@@ -1,16 +1,18 @@
 """Machines that are cut off while an apply is at work on them: the others are served, the record says what nobody knows, and the
 next apply after the cable is back finishes it."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.agent.discovery import smi
-from tests.e2e.sshroad import SshRoad, agents, engines
+from tests.e2e.sshroad import SshRoad, agents, engines, processes
 from tests.rig.host import Host, wait_for
 from tests.rig.rig import CONTROLLER, Rig, require_rig
 
@@ -68,9 +70,17 @@ def road(rig: Rig, tmp_path: Path) -> Iterator[SshRoad]:
 
 
 def bare_again(host: Host) -> None:
-    for _ in range(3):  # an agent that dies last may have started something
-        host.exec("sh", "-c", f"pkill -9 -f {WORK}")
-    wait_for(f"nothing of an agent on {host.name}", lambda: not (agents(host) or engines(host)))
+    def ours() -> list[int]:
+        return [pid for pid, words in processes(host).items() if any(WORK in word for word in words)]
+
+    def ended() -> bool:
+        """An agent that dies last may have started something."""
+        for pid in ours():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not ours()
+
+    wait_for(f"nothing of an agent on {host.name}", ended)
     host.must("sh", "-c", f"rm -rf {WORK}; update-rc.d -f llmgw-agent remove; rm -f /etc/init.d/llmgw-agent")
 
 
