@@ -205,10 +205,10 @@ def _own_cpu() -> float:
 
 
 def main() -> None:
-    """``python -m tests.bench.ssh [NODES]``: this part alone, printed and not kept."""
+    """``python -m tests.bench.ssh [NODES]``: this part alone, printed."""
     with tempfile.TemporaryDirectory(prefix="llmgw-bench-") as folder:
         nodes = int(sys.argv[1]) if len(sys.argv) > 1 else NODES
-        print(section(Path(folder), nodes=nodes))
+        print(section(Path(folder), nodes=nodes), end="")
 
 
 if __name__ == "__main__":
