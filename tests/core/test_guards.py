@@ -8,6 +8,7 @@ from llmgw.model.desired import Desired
 from llmgw.model.manifest import Expect, FleetSpec, Prune
 from llmgw.model.plan import Action
 from llmgw.model.problems import StalledError
+from llmgw.model.record import ReplicaPhase
 from tests.core.builders import NodeState, desired, facts, model, node
 from tests.core.fleets import OPTIONS, Fleet, fleet
 
@@ -43,6 +44,18 @@ def test_an_emptied_fleet_stops_nothing_and_does_nothing_else_either() -> None:
     assert {(change.action, change.keyword) for change in made.changes} == {(Action.BLOCKED, "emptied-fleet")}
     assert not made.steps
     world.settle(replace(OPTIONS, allow_prune=True))
+    assert not world.record.replicas
+
+
+def test_what_was_told_to_stop_ends_without_leave_although_git_asks_for_nothing_any_more() -> None:
+    world = settled("a")
+    (replica,) = world.record.replicas.values()
+    world.record = replace(world.record, replicas={replica.id: replace(replica, phase=ReplicaPhase.STOPPING)})
+    shards = world.nodes["gpu01"].shards
+    shards.update({key: replace(shard, state="stopping") for key, shard in shards.items()})
+    world.desired = lab()
+    assert [change.action for change in world.plan().changes] == []
+    world.settle()
     assert not world.record.replicas
 
 

@@ -6,7 +6,7 @@ from llmgw.core.amounts import plural
 from llmgw.model.desired import Desired
 from llmgw.model.plan import Action, Change, Notice
 from llmgw.model.problems import StalledError
-from llmgw.model.record import ModelRecord, Record, ReplicaRecord
+from llmgw.model.record import ModelRecord, Record, ReplicaPhase, ReplicaRecord
 
 
 def refuse_other_secret(record: Record, key_id: str) -> None:
@@ -48,13 +48,13 @@ def blocked_removals(
 ) -> dict[str, tuple[str, str]]:
     """Keyword and reason for each model that Git no longer names and that must stay."""
     removed = removed_models(record, desired)
-    running = [name for name in removed if replicas.get(name)]
+    running = [name for name in removed if stays(replicas.get(name))]
     blocked: dict[str, tuple[str, str]] = {}
     whole = _whole(record, desired, running, replicas, allow_prune=allow_prune)
     for name in removed:
         if whole is not None and name in running:
             blocked[name] = whole
-        if record.models[name].protect and replicas.get(name):
+        if record.models[name].protect and stays(replicas.get(name)):
             blocked[name] = (
                 "protected",
                 f"{name} is not in Git any more, but the record says it is protected: set protect: false first, then remove it",
@@ -100,8 +100,13 @@ def _whole(
     )
 
 
+def stays(replicas: Iterable[ReplicaRecord] | None) -> bool:
+    """Whether something of it runs that nobody has told to stop: what was told to stop needs no second leave to end."""
+    return any(replica.phase is not ReplicaPhase.STOPPING for replica in replicas or ())
+
+
 def _counts(model: ModelRecord, replicas: Iterable[ReplicaRecord] | None) -> bool:
-    return bool(replicas) and not model.removed
+    return stays(replicas) and not model.removed
 
 
 def emptied(record: Record, desired: Desired, replicas: Mapping[str, list[ReplicaRecord]]) -> bool:
