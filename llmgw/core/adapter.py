@@ -5,7 +5,7 @@ file or a network. Golden files hold what it says, to the letter.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from llmgw.model.desired import DesiredModel
@@ -42,14 +42,33 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """A variable of the environment and, for people, where its value comes from."""
+
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankNetwork:
+    """How one rank of a gang reaches the others: what its processes are told, and what must still hold on its node just
+    before they start (``gids`` as in :class:`llmgw.model.launch.Expect`). Found by core/fabric."""
+
+    environment: Mapping[str, Variable] = field(default_factory=dict)
+    gids: Mapping[str, str] = field(default_factory=dict)
+    interface_address: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A replica whose place is settled: what ``launch`` turns into words."""
+    """A replica whose place is settled: what ``launch`` turns into words. ``network`` by rank; empty for a single one."""
 
     model: DesiredModel
     replica: ReplicaId
     ranks: tuple[RankPlacement, ...]
     nodes: Mapping[str, NodeContext]
     pip: Pip = Pip()
+    network: Mapping[int, RankNetwork] = field(default_factory=dict)
 
 
 class EngineAdapter(Protocol):

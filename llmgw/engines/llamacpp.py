@@ -99,8 +99,7 @@ class LlamaCpp:
             name=ENGINE,
             argv=(program, *_arguments(model, rank)),
             env=environment(
-                model,
-                node.spec,
+                placed,
                 rank,
                 search="" if model.profile.engine.path else "${engine}/bin",
                 fixed={"LLAMA_API_KEY": "${key}"},

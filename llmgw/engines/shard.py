@@ -3,7 +3,7 @@ every engine that serves HTTP from rank 0."""
 
 from ipaddress import ip_address
 
-from llmgw.core.adapter import Placed
+from llmgw.core.adapter import Placed, RankNetwork
 from llmgw.model.claims import Claims
 from llmgw.model.ids import shard_id
 from llmgw.model.launch import (
@@ -31,6 +31,7 @@ def launch_spec(
 ) -> LaunchSpec:
     """One shard's standing order. ``install`` and ``fetch`` are the jobs it stands on; None: nothing to do."""
     model, leader = placed.model, placed.ranks[0]
+    network = placed.network.get(rank.rank, RankNetwork())
     return LaunchSpec(
         shard=shard_id(placed.replica, rank.rank),
         replica=placed.replica,
@@ -53,7 +54,8 @@ def launch_spec(
         secrets=_secret_names(process),
         expect=Expect(
             gpus=tuple(gpu.uuid for gpu in rank.gpus),
-            interface_address=_on_an_interface(rank.address),
+            interface_address=network.interface_address or _on_an_interface(rank.address),
+            gids=network.gids,
             ports_free=rank.ports,
             engine=install.digest if install else None,
             weights=fetch.digest if fetch else None,

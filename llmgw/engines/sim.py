@@ -79,8 +79,7 @@ class Sim:
                 *_arguments(placed, rank, fetched=fetch is not None),
             ),
             env=environment(
-                model,
-                node.spec,
+                placed,
                 rank,
                 search="" if model.profile.engine.path else "${engine}/bin",
                 fixed={"SIM_API_KEY": "${key}"},

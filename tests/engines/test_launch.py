@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.core.adapter import Placed
+from llmgw.core.adapter import Placed, RankNetwork, Variable
 from llmgw.engines.registry import ADAPTERS
 from llmgw.model.launch import LATE_PATTERN, LATE_VALUES, LaunchSpec
 from llmgw.model.manifest import Engine, FromEnv, FromFile, Gpus, NodeSpec, Pip
@@ -83,6 +83,26 @@ def test_the_nearest_to_the_model_wins() -> None:
     (spec,) = launched(placed(of, node=node))
     env = spec.processes[0].env
     assert (env["A"], env["B"], env["C"], env["LANG"]) == ("model", "profile", "node", "C")
+
+
+def test_what_the_network_asks_for_loses_against_people_and_wins_against_the_adapter() -> None:
+    told = {
+        name: Variable(value="network$", reason="found")
+        for name in ("LANG", "NODE", "PROFILE", "MODEL", "CUDA_VISIBLE_DEVICES")
+    }
+    network = {0: RankNetwork(environment=told, gids={"mlx5_0:1:3": "::1"}, interface_address="10.0.0.9")}
+    of = model(profile(SIM, gpus=CPU, env={"PROFILE": "profile"}), env={"MODEL": "model"})
+    on = replace(placed(of, node=NodeSpec(env={"NODE": "node"}), address="10.0.0.11"), network=network)
+    (spec,) = launched(on)
+    env = spec.processes[0].env
+    assert (env["LANG"], env["NODE"], env["PROFILE"], env["MODEL"]) == (
+        "network$$",
+        "node",
+        "profile",
+        "model",
+    )
+    assert env["CUDA_VISIBLE_DEVICES"] == ""
+    assert (spec.expect.gids, spec.expect.interface_address) == ({"mlx5_0:1:3": "::1"}, "10.0.0.9")
 
 
 def test_a_node_cannot_override_the_key_or_the_gpus() -> None:
