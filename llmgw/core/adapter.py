@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from llmgw.model.desired import DesiredModel
-from llmgw.model.facts import Facts
+from llmgw.model.facts import Facts, Gpu
 from llmgw.model.ids import ReplicaId
 from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec
 from llmgw.model.manifest import NodeSpec, Pip
 from llmgw.model.problems import Problem
 from llmgw.model.record import RankPlacement
+from llmgw.model.weights import Measured, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,18 +28,70 @@ class NodeContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
-    """What one rank of a model takes of its node. ``None``: not known, which is a reason to refuse, never zero.
+class GpuKind:
+    """GPUs that are alike: what a sum has to know of them."""
 
-    ``gpu_memory`` is bytes on each of its GPUs, ``memory`` host memory; ``sum`` says how they came about, for people.
-    ``leader_ports`` are taken besides by rank 0 alone: where the ranks of a gang meet.
+    gpu_class: str
+    memory: int
+    capability: str = ""  # "9.0"; empty: not told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What the planner knows beside the manifests: of the model's weights (None: nothing), of the fleet's GPUs, and what
+    replicas with these weights were seen to take."""
+
+    weights: Weights | None = None
+    kinds: tuple[GpuKind, ...] = ()
+    measured: tuple[Measured, ...] = ()
+
+
+NOTHING_KNOWN = Known()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuNeed:
+    """What one rank takes of each of its GPUs, if they are of one kind. ``memory`` must fit into ``room``, which is what the
+    engine may use of such a GPU; ``takes`` is what it takes as it starts, so much must be free. ``refused``: it can't run on
+    this kind, whatever is free, and why."""
+
+    kind: GpuKind
+    memory: int
+    room: int
+    takes: int
+    sum: str = ""
+    refused: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return not self.refused and self.memory <= self.room
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What one rank of a model takes of its node.
+
+    ``gpu_memory`` is bytes on each of its GPUs, ``memory`` host memory; ``on`` is the same by kind of GPU, where the sum is
+    known. ``sum`` says how they came about, for people. ``unknown``: the size is not known and why, which is a reason to refuse,
+    never zero. ``refused``: it can't run in this shape anywhere, and why. ``leader_ports`` are taken besides by rank 0 alone:
+    where the ranks of a gang meet.
     """
 
     ports: int = 1
     leader_ports: int = 0
-    gpu_memory: int | None = 0
+    gpu_memory: int = 0
     memory: int = 0
+    on: tuple[GpuNeed, ...] = ()
     sum: str = ""
+    unknown: str = ""
+    refused: str = ""
+
+    def of(self, gpu: Gpu) -> GpuNeed | None:
+        """What it takes of such a GPU; None where only ``gpu_memory`` says so."""
+        for each in self.on:
+            if each.kind.gpu_class == gpu.gpu_class and each.kind.memory == gpu.memory_total:
+                return each
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +137,12 @@ class EngineAdapter(Protocol):
         None; ``Problem.what`` begins with the manifest path it is about, such as ``spec.parallel.tensor``."""
         ...
 
-    def need(self, model: DesiredModel) -> Need:
-        """What one rank takes of its node."""
+    def weights(self, model: DesiredModel) -> str | None:
+        """The digest of the weights that must be known before ``need`` can tell all; None: it never looks at any."""
+        ...
+
+    def need(self, model: DesiredModel, known: Known = NOTHING_KNOWN) -> Need:
+        """What one rank takes of its node, as far as what is known allows to tell."""
         ...
 
     def install(self, model: DesiredModel, node: NodeContext, pip: Pip) -> InstallSpec | None:

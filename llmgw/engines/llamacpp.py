@@ -6,7 +6,7 @@ One process a replica; several GPUs hold a model in layers. ``-c`` is shared out
 
 from collections.abc import Iterator
 
-from llmgw.core.adapter import Need, NodeContext, Placed
+from llmgw.core.adapter import NOTHING_KNOWN, Known, Need, NodeContext, Placed
 from llmgw.engines import checks, weights
 from llmgw.engines.environment import environment, escape
 from llmgw.engines.install import install, program_path
@@ -74,7 +74,11 @@ class LlamaCpp:
             *checks.variable_problems(model, _KEPT),
         )
 
-    def need(self, model: DesiredModel) -> Need:
+    def weights(self, model: DesiredModel) -> str | None:
+        return weights.weights_digest(model.spec.source)
+
+    def need(self, model: DesiredModel, known: Known = NOTHING_KNOWN) -> Need:
+        del known
         return checks.stated_need(model, ports=1)
 
     def install(self, model: DesiredModel, node: NodeContext, pip: Pip) -> InstallSpec | None:

@@ -7,7 +7,7 @@ flags in ``args`` (docs/engines.md lists them).
 
 from collections.abc import Iterator
 
-from llmgw.core.adapter import Need, NodeContext, Placed
+from llmgw.core.adapter import NOTHING_KNOWN, Known, Need, NodeContext, Placed
 from llmgw.engines import checks, weights
 from llmgw.engines.environment import environment, escape
 from llmgw.engines.install import install, program_path
@@ -51,7 +51,12 @@ class Sim:
             *checks.variable_problems(model, _KEPT),
         )
 
-    def need(self, model: DesiredModel) -> Need:
+    def weights(self, model: DesiredModel) -> str | None:
+        del model  # it computes nothing: whatever the weights are, it takes what the profile states
+        return None
+
+    def need(self, model: DesiredModel, known: Known = NOTHING_KNOWN) -> Need:
+        del known
         return checks.stated_need(model, ports=1, leader_ports=1 if model.profile.nodes > 1 else 0)
 
     def install(self, model: DesiredModel, node: NodeContext, pip: Pip) -> InstallSpec | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 
-from llmgw.core.adapter import EngineAdapter, Need, NodeContext, Placed
+from llmgw.core.adapter import NOTHING_KNOWN, EngineAdapter, Known, Need, NodeContext, Placed
 from llmgw.model.claims import Claims
 from llmgw.model.desired import Desired, DesiredModel, DesiredNode
 from llmgw.model.facts import Facts, Gpu, GpuProcess
@@ -52,7 +52,10 @@ class FakeAdapter:
     def validate(self, model: DesiredModel) -> tuple[Problem, ...]:
         return ()
 
-    def need(self, model: DesiredModel) -> Need:
+    def weights(self, model: DesiredModel) -> str | None:
+        return None
+
+    def need(self, model: DesiredModel, known: Known = NOTHING_KNOWN) -> Need:
         share = model.profile.gpus.share
         return Need(ports=1, gpu_memory=share or 0, memory=model.profile.memory or 0, sum="as stated")
 

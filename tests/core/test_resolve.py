@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 
 import pytest
 
-from llmgw.core.adapter import EngineAdapter, Need, NodeContext, Placed
+from llmgw.core.adapter import NOTHING_KNOWN, EngineAdapter, Known, Need, NodeContext, Placed
 from llmgw.core.resolving import notyet
 from llmgw.core.resolving.resolve import RENAMED_FROM, resolve
 from llmgw.model.desired import Desired, DesiredModel
@@ -55,7 +55,10 @@ class Pretended:
     def validate(self, model: DesiredModel) -> tuple[Problem, ...]:
         return self.complaints
 
-    def need(self, model: DesiredModel) -> Need:
+    def weights(self, model: DesiredModel) -> str | None:
+        return None
+
+    def need(self, model: DesiredModel, known: Known = NOTHING_KNOWN) -> Need:
         return Need()
 
     def install(self, model: DesiredModel, node: NodeContext, pip: Pip) -> InstallSpec | None:

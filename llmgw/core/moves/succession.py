@@ -25,8 +25,8 @@ def fulfil(round_: Round, want: Want) -> None:
     goal = stand.goal
     if goal is None:
         return
-    if stand.need.gpu_memory is None:
-        _block(round_, want, "unknown-memory", f"how much GPU memory it needs is not known: {stand.need.sum}")
+    if stand.need.refused:
+        _block(round_, want, "wrong-shape", stand.need.refused)
         return
     if (failed := stand.failed_before(goal, want.ordinal)) is not None and _rests(round_, want, goal, failed):
         return

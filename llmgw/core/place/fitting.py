@@ -60,7 +60,7 @@ def suits(ledger: NodeLedger, entry: GpuLedger, gpus: Gpus, need: Need) -> bool:
     """Whether the GPU is of the right kind, whoever holds it. Presumed GPUs of unknown size count as large enough."""
     if gpus.gpu_class is not None and entry.gpu.gpu_class != gpus.gpu_class:
         return False
-    least = max(gpus.min_memory, need.gpu_memory or 0)
+    least = max(gpus.min_memory, need.gpu_memory)
     return entry.gpu.memory_total >= least or (ledger.view.presumed and not entry.gpu.memory_total)
 
 
@@ -105,7 +105,7 @@ def need_text(gpus: Gpus, need: Need) -> str:
         parts.append(f"{size(gpus.share)} of one GPU")
     elif gpus.per_node:
         kind = f" {gpus.gpu_class}" if gpus.gpu_class else ""
-        least = max(gpus.min_memory, need.gpu_memory or 0)
+        least = max(gpus.min_memory, need.gpu_memory)
         each = f" with {size(least)} on each" if least else ""
         parts.append(plural(gpus.per_node, f"whole GPU{kind}", f"whole GPUs{kind}") + each)
     if need.memory:
