@@ -1,9 +1,10 @@
 """How one shard runs, to the last word: the controller computes it, the agent only checks it.
 
 Text in argv, environment and files may hold *late values*, a closed list that only the node can know:
-``${gpu.indices}`` ``${gpu.uuids}`` (comma lists of the claimed GPUs, in claim order) ``${engine}`` (directory of
-the installed engine) ``${weights}`` (path of the fetched weights) ``${home}`` (the engine's home) ``${key}`` (the
-replica's API key) ``${secret:NAME}``. ``$$`` is a dollar sign. Anything else in ``${…}`` is refused.
+``${gpu.indices}`` ``${gpu.uuids}`` (comma lists of the claimed GPUs, in claim order; among indices a MIG instance
+stands by its UUID, because it has none) ``${engine}`` (directory of the installed engine) ``${weights}`` (path of the
+fetched weights) ``${home}`` (the engine's home) ``${key}`` (the replica's API key) ``${secret:NAME}``. ``$$`` is a
+dollar sign. Anything else in ``${…}`` is refused.
 
 Durations are seconds, sizes bytes.
 """
@@ -15,11 +16,13 @@ from typing import Literal
 
 from llmgw.model.claims import Claims
 from llmgw.model.ids import JobId, ReplicaId, ShardId
+from llmgw.model.manifest import Secret
 
 LATE_VALUES = ("gpu.indices", "gpu.uuids", "engine", "weights", "home", "key")
 LATE_PATTERN = re.compile(r"\$(?:\$|\{([^}]*)\})")
 MAX_PROCESSES = 16
 ENGINE = "engine"  # the name of a shard's last process, whose exit is the shard's
+TOKEN = "token"  # noqa: S105 - the name under which a fetch's access token travels, not what it holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +151,9 @@ class InstallSpec:
     index_url: str | None = None
     wheel_dir: str | None = None
     python: str | None = None
+    url: str | None = None  # an archive in place of requirements and programs
+    sha256: str | None = None
+    finds: tuple[str, ...] = ()  # programs that must be in the archive; they are linked into ``bin``
     timeout: float = 3600
 
 
@@ -165,6 +171,11 @@ class FetchSpec:
     pip_file: str | None = None
     index_url: str | None = None
     wheel_dir: str | None = None
+    hugging_face: str | None = None  # owner/name
+    revision: str | None = None
+    tool: str | None = None  # requirement of the program that fetches it, pinned; installed on the node
+    token: Secret | None = None
+    """Where the value comes from that travels beside the spec, under :data:`TOKEN`; here for messages only."""
     size: int | None = None
     timeout: float = 6 * 3600
 

@@ -36,6 +36,8 @@ def _broken(reading: Reading) -> Iterator[str]:
         yield "broken memory pages wait for a reset of the GPU to be retired"
     if reading.repair_pending:
         yield "a repair of its hardware waits for a reset of the GPU"
+    if reading.unrepairable:
+        yield "its memory can't be repaired any more: have it replaced"
     if reading.action:
         yield f"the driver asks for this: {reading.action}"
 
@@ -50,7 +52,11 @@ def _untold(reading: Reading) -> Iterator[str]:
 
 
 def _unsplit(reading: Reading, instances: int) -> Iterator[str]:
-    if reading.mig and reading.parent is None and not instances:
+    if not reading.mig or reading.parent is not None or instances:
+        return
+    if reading.unnamed:
+        yield f"MIG is on and the driver names none of its instances ({reading.unnamed}), so none can be used"
+    else:
         yield "MIG is on and it has no instances, so nothing can be computed on it"
 
 
@@ -63,4 +69,8 @@ def notes(reading: Reading) -> tuple[str, ...]:
     ]
     if reading.mig_pending:
         odd.append("MIG will be switched with the next reset of the GPU")
+    if reading.sram_worn:
+        odd.append(
+            "its on-chip memory has had more uncorrectable errors than its maker allows: plan to replace it"
+        )
     return tuple(odd)

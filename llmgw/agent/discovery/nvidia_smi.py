@@ -17,6 +17,7 @@ TABLE = ("--query-gpu=index,uuid,compute_cap", "--format=csv,noheader,nounits")
 LISTING = ("-L",)
 TOPOLOGY = ("topo", "-m")
 UNITS = {"": 1, "B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+INSTANCE = "mig_devices/mig_device"
 MAX_GPUS = 64
 MAX_PROBLEMS = 8
 
@@ -93,7 +94,9 @@ def read(report: str, beside: Beside) -> Look:
             continue
         parts = list(_instances(element, gpu, instances, problems))
         inside = {held.pid for part in parts for held in part.processes}
-        gpus += [replace(gpu, processes=tuple(h for h in gpu.processes if h.pid not in inside)), *parts]
+        rest = tuple(held for held in gpu.processes if held.pid not in inside)
+        unnamed = len(element.findall(INSTANCE)) - len(parts)
+        gpus += [replace(gpu, processes=rest, unnamed=unnamed), *parts]
     driver = _cell(root, "driver_version")
     return Look(
         driver=driver,
@@ -129,6 +132,8 @@ def _gpu(element: ET.Element, pci: str, position: int, rows: Mapping[str, Sequen
             element, "retired_pages/pending_retirement", "retired_pages/pending_blacklist"
         ),
         repair_pending=_any_yes(element, "*/channel_repair_pending", "*/tpc_repair_pending"),
+        unrepairable=_yes(element, "ecc_errors/unrepairable_memory"),
+        sram_worn=_yes(element, "ecc_errors/aggregate/sram_threshold_exceeded"),
         action=_action(element),
         refused=_refused(element, words, total),
         fatal=_fatal(words),
@@ -143,7 +148,7 @@ def _instances(
     problems: list[str],
 ) -> Iterator[Reading]:
     running = list(_processes(element))
-    for part in element.findall("mig_devices/mig_device"):
+    for part in element.findall(INSTANCE):
         number = _cell(part, "index")
         profile, uuid = listed.get((gpu.uuid, number), ("", _cell(part, "uuid")))
         if not uuid.startswith("MIG-"):

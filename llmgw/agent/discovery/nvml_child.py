@@ -2,6 +2,7 @@
 in trouble can make any of these calls hang for ever: the agent gives it a deadline. Imports nothing of llmgw; the
 folder that holds NVML's binding is its only argument."""
 
+import ctypes
 import json
 import sys
 from typing import Any
@@ -99,6 +100,7 @@ class Device:
         rows = self.ask("remapped rows", "nvmlDeviceGetRemappedRows")
         pages = self.ask("retired pages", "nvmlDeviceGetRetiredPagesPendingStatus")
         repair = self.ask("repairs", "nvmlDeviceGetRepairStatus")
+        unrepairable = self.ask("unrepairable memory", "nvmlDeviceGetUnrepairableMemoryFlag_v1")
         ecc = "nvmlDeviceGetTotalEccErrors"
         return {
             "eccVolatile": self.ask("memory errors", ecc, *errors, self.nvml.NVML_VOLATILE_ECC),
@@ -107,8 +109,19 @@ class Device:
             "remapFailed": bool(rows[3]) if rows else None,
             "pagesPending": None if pages is None else bool(pages),
             "repairPending": any(repair) if repair else None,
+            "unrepairable": None if unrepairable is None else bool(unrepairable),
+            "sramWorn": self.sram_worn(),
             "action": self.action(),
         }
+
+    def sram_worn(self) -> bool | None:
+        kind = getattr(self.nvml, "c_nvmlEccSramErrorStatus_v1_t", None)
+        if kind is None:
+            return None
+        status = kind()
+        # The binding hands on what it is given: the structure itself would be taken for an address.
+        asked = self.ask("on-chip memory", "nvmlDeviceGetSramEccErrorStatus", ctypes.byref(status))
+        return None if asked is None else bool(status.bThresholdExceeded)
 
     def action(self) -> str:
         number = getattr(self.nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
@@ -163,7 +176,10 @@ def instances(device: Device, parent: dict[str, Any]) -> list[dict[str, Any]]:
             continue
         one = reading(Device(device.nvml, handle), parent["index"])
         one["parent"] = parent["uuid"]
-        found.append(one)
+        if one["uuid"]:
+            found.append(one)
+        else:
+            parent["unnamed"] = parent.get("unnamed", 0) + 1
     device.refused.pop("MIG instances", None)  # places for instances that are not taken
     held = {process["pid"] for one in found for process in one["processes"]}
     parent["processes"] = [process for process in parent["processes"] if process["pid"] not in held]

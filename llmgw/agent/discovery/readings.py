@@ -34,6 +34,7 @@ class Reading:
     parent: str | None = None
     mig: bool = False  # split, or ready to be
     mig_pending: bool = False  # a reset will change that
+    unnamed: int = 0  # MIG instances of it that have no UUID that is told
     peers: tuple[str, ...] = ()
     topology: tuple[str, ...] = ()
     ecc_volatile: int | None = None
@@ -42,6 +43,8 @@ class Reading:
     remap_failed: bool | None = None
     pages_pending: bool | None = None
     repair_pending: bool | None = None
+    unrepairable: bool | None = None
+    sram_worn: bool | None = None  # more errors of its on-chip memory than its maker allows
     action: str = ""  # what the driver wants done
     refused: Mapping[str, str] = field(default_factory=dict)
     fatal: tuple[str, ...] = ()

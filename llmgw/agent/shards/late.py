@@ -50,7 +50,7 @@ def values(
     secrets: Mapping[str, str],
 ) -> Mapping[str, str]:
     """What each name stands for on this node, now. A GPU that isn't there has no index."""
-    index = {gpu.uuid: str(gpu.index) for gpu in gpus}
+    index = {gpu.uuid: _visible_as(gpu) for gpu in gpus}
     claimed = [claim.uuid for claim in spec.claims.gpus]
     known = {
         "gpu.uuids": ",".join(claimed),
@@ -61,6 +61,11 @@ def values(
         known["gpu.indices"] = ",".join(index[uuid] for uuid in claimed)
     given = {"engine": engine, "weights": weights, "key": secrets.get("key")}
     return {**known, **{name: value for name, value in given.items() if value is not None}}
+
+
+def _visible_as(gpu: Gpu) -> str:
+    """As CUDA takes it. A MIG instance has no number of its own: its GPU's would mean the first instance of it."""
+    return str(gpu.index) if gpu.parent is None else gpu.uuid
 
 
 def fill(process: Process, known: Mapping[str, str]) -> Filled:

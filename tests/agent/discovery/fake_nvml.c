@@ -222,6 +222,16 @@ API nvmlDeviceGetRepairStatus(Handle handle, struct repair *out) {
     return pair_of(handle, "repairs", &out->channel, &out->tpc);
 }
 
+API nvmlDeviceGetUnrepairableMemoryFlag_v1(Handle handle, u32 *versioned) {
+    return number_of(handle, "unrepairable", &versioned[1]);
+}
+
+struct sram { u32 version; u64 counts[11]; u32 exceeded; };
+
+API nvmlDeviceGetSramEccErrorStatus(Handle handle, struct sram *out) {
+    return number_of(handle, "sram_exceeded", &out->exceeded);
+}
+
 struct field { u32 id, scope; long long timestamp, latency; u32 type, result; u64 value; };
 
 API nvmlDeviceGetFieldValues(Handle handle, int count, struct field *values) {

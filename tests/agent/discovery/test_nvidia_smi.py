@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from llmgw.agent.discovery import health
 from llmgw.agent.discovery.commands import AskError
 from llmgw.agent.discovery.gpus import GpuDiscovery, GpuSample
 from llmgw.agent.discovery.nvidia_smi import Beside, read
@@ -95,6 +96,10 @@ def test_uncorrected_errors_are_counted_in_every_schema(schema: int, ecc: str) -
         ({"memory": ("Not Supported",) * 3}, "the driver does not tell its memory (Not Supported)"),
         ({"memory": ("",) * 3}, "the driver does not tell its memory (N/A)"),
         (
+            {"ecc": f"{smi.ECC}<unrepairable_memory>Yes</unrepairable_memory>"},
+            "its memory can't be repaired any more: have it replaced",
+        ),
+        (
             {"memory": ("81559 MiB", "[Unknown Error]", "ERR!")},
             "the driver does not tell how much of its memory is used",
         ),
@@ -122,6 +127,15 @@ def test_rows_that_are_not_told_are_not_in_order(rows: str) -> None:
 def test_recovery_action_none_is_an_answer_and_means_none() -> None:
     assert one(more="<gpu_recovery_action>None</gpu_recovery_action>").action == ""
     assert one(more="<gpu_recovery_action>N/A</gpu_recovery_action>").action == ""
+
+
+def test_on_chip_memory_that_wears_out_is_noted_while_the_gpu_still_works() -> None:
+    worn = smi.NEW_ECC.replace("<sram_threshold_exceeded>No", "<sram_threshold_exceeded>Yes")
+    [gpu] = read(smi.report(smi.gpu(ecc=worn)), Beside()).gpus
+    assert health.reasons(gpu) == ()
+    assert health.notes(gpu) == (
+        "its on-chip memory has had more uncorrectable errors than its maker allows: plan to replace it",
+    )
 
 
 def test_unknown_errors_in_other_cells_are_noted(tmp_path: Path) -> None:
@@ -165,7 +179,9 @@ def test_mig_instances_without_a_name_are_a_problem(tmp_path: Path) -> None:
     gpu = smi.gpu(mig=smi.instance(0, 2, 40448), mode=("Enabled", "Disabled"))
     found = discover(smi.program(tmp_path, {" -q -x": smi.report(gpu)}))
     assert found.problems == ("MIG instance 0 of GPU 0: nvidia-smi tells no UUID of it",)
-    assert "MIG is on and it has no instances" in found.gpus[0].health[0]
+    assert found.gpus[0].health == (
+        "MIG is on and the driver names none of its instances (1), so none can be used",
+    )
     assert found.gpus[0].notes == ("MIG will be switched with the next reset of the GPU",)
 
 

@@ -76,6 +76,7 @@ def test_processes_have_their_users_and_commands(machine: Machine) -> None:
         ({"remapped_rows": "0 1 0 1"}, "remapping of broken memory rows failed"),
         ({"pages_pending": "1"}, "broken memory pages wait for a reset of the GPU to be retired"),
         ({"repairs": "0 1"}, "a repair of its hardware waits for a reset of the GPU"),
+        ({"unrepairable": "1"}, "its memory can't be repaired any more: have it replaced"),
         ({"field230": "1"}, "the driver asks for this: reset the GPU"),
         ({"field230": "2"}, "the driver asks for this: reboot the node"),
         ({"field230": "99"}, "the driver asks for this: recovery action 99"),
@@ -100,6 +101,15 @@ def test_errors_of_an_earlier_life_and_rows_that_were_remapped_are_no_reason(mac
     )
     [gpu] = machine.sample().gpus
     assert (gpu.health, gpu.ecc_aggregate) == ((), 12)
+
+
+def test_on_chip_memory_that_wears_out_is_noted_while_the_gpu_still_works(machine: Machine) -> None:
+    machine.tell({"0": h100(sram_exceeded="1", unrepairable="0")})
+    [gpu] = machine.sample().gpus
+    assert gpu.health == ()
+    assert gpu.notes == (
+        "its on-chip memory has had more uncorrectable errors than its maker allows: plan to replace it",
+    )
 
 
 def test_what_cannot_be_read_is_never_a_zero(machine: Machine) -> None:
@@ -160,6 +170,13 @@ def test_mig_instances_are_devices_of_their_own_with_their_gpu_named(machine: Ma
     assert (first.memory_total, first.health) == (9984 * MIB, ())
     assert [[one.pid for one in gpu.processes] for gpu in (whole, first, second)] == [[9], [7], [8]]
     assert (other.parent, other.notes) == (None, ("MIG will be switched with the next reset of the GPU",))
+
+
+def test_a_mig_instance_without_a_uuid_cannot_be_used_and_is_counted(machine: Machine) -> None:
+    instance = {"name": "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "memory": f"{10 * GIB} {10 * GIB} 0"}
+    machine.tell({"0": h100(mig_mode="1 1"), "0.0": {**instance, "uuid": "!999"}})
+    [gpu] = machine.sample().gpus
+    assert gpu.health == ("MIG is on and the driver names none of its instances (1), so none can be used",)
 
 
 def test_what_is_wrong_with_a_gpu_is_wrong_with_its_instances(machine: Machine) -> None:

@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from llmgw.agent.shards import late
+from llmgw.model.claims import Claims, GpuClaim
 from llmgw.model.problems import StalledError
-from tests.agent.shards.rig import spec
+from tests.agent.shards.rig import gpu, spec
 
 
 def test_values_are_put_in_once_and_a_doubled_dollar_is_one() -> None:
@@ -22,3 +25,15 @@ def test_names_outside_the_list_are_found_wherever_they_stand() -> None:
     )
     assert late.unknown(launch) == ("PATH", "nope")
     assert late.secrets_used(launch) == {"T"}
+
+
+def test_a_mig_instance_is_made_visible_by_its_uuid_and_a_whole_gpu_by_its_number() -> None:
+    """An instance has no number of its own: by its GPU's, CUDA would take the first instance of it."""
+    whole = gpu(1)
+    instance = replace(gpu(2), uuid="MIG-7", parent=gpu(2).uuid)
+    launch = spec(claims=Claims(gpus=(GpuClaim(uuid=whole.uuid), GpuClaim(uuid="MIG-7"))))
+    known = late.values(
+        launch, gpus=(whole, gpu(2), instance), engine=None, weights=None, home="/h", secrets={}
+    )
+    assert known["gpu.indices"] == "1,MIG-7"
+    assert known["gpu.uuids"] == f"{whole.uuid},MIG-7"
