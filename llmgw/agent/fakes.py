@@ -239,6 +239,14 @@ class FakeSpawner(_Seam):
             if process.order.shard == shard:
                 self._node.signalled(process, signal.SIGKILL)
 
+    async def describe(self, pids: tuple[int, ...]) -> str:
+        return ", ".join(f"pid {pid}" for pid in pids)
+
+    async def strays(self, known: frozenset[str]) -> tuple[str, ...]:
+        self._reach("strays")
+        living = {process.order.shard for process in self._node.living()}
+        return tuple(sorted((living | set(self._node.left_behind.values())) - known))
+
     async def listener(self, port: int) -> tuple[int, str | None] | None:
         self._reach("listener")
         if port in self._node.strangers:

@@ -91,6 +91,14 @@ class Spawner(Protocol):
         """SIGKILL to all of them."""
         ...
 
+    async def describe(self, pids: tuple[int, ...]) -> str:
+        """What processes are and what they are at, for people."""
+        ...
+
+    async def strays(self, known: frozenset[str]) -> tuple[str, ...]:
+        """Shards of which processes live that are provably ours, and which are not among ``known``."""
+        ...
+
     async def listener(self, port: int) -> tuple[int, str | None] | None:
         """Pid that listens on a TCP port and the shard it belongs to; None: nobody does. Pid 0: not ours to see."""
         ...

@@ -4,8 +4,10 @@ Run by path as ``python -I -S shim.py``; imports nothing of llmgw. Its order com
 argv and environment of a process can be read by others and the order holds secrets::
 
     {"shard", "process", "argv": [..], "env": {..}, "home": dir, "directory": dir, "files": {path: text},
-     "log": file, "statusFile": file, "user": {"uid", "gid", "groups": [..]} | null, "cgroup": dir | null,
-     "bootId", "shimOomScoreAdj": int, "now": seconds}
+     "log": file, "statusFile": file, "user": {"uid", "gid", "groups": [..]} | null, "group": gid | null,
+     "cgroup": dir | null, "bootId", "shimOomScoreAdj": int}
+
+``group`` is the shard's own group id: no process of it can shed it, and the files that it leaves bear it.
 
 It answers with one line of JSON on standard output, ``{"ok": true}`` or ``{"error": text}``, once the engine has been
 executed or has not, and then lives until the engine has ended.
@@ -187,11 +189,8 @@ def become_engine(order: dict[str, Any], go: int, told: int) -> NoReturn:
         doing = f"making the home {order['home']}"
         make_home(order["home"], order.get("user"))
         user = order.get("user")
-        if user:
-            doing = f"becoming user {user['uid']}"
-            os.setgroups(user["groups"])
-            os.setresgid(user["gid"], user["gid"], user["gid"])
-            os.setresuid(user["uid"], user["uid"], user["uid"])
+        doing = f"becoming user {user['uid']}" if user else "taking the shard's group"
+        become_user(user, order.get("group"))
         doing = f"entering {order['directory']}"
         os.makedirs(order["directory"], 0o700, exist_ok=True)
         os.chdir(order["directory"])
@@ -209,6 +208,19 @@ def become_engine(order: dict[str, Any], go: int, told: int) -> NoReturn:
         os.write(told, f"{doing}: {reason}".encode()[:4000])
     finally:
         os._exit(127)
+
+
+def become_user(user: dict[str, Any] | None, group: int | None) -> None:
+    """The user's own group stays among its others, so that it may read what it could before."""
+    if user is None and group is None:
+        return
+    own = user["gid"] if user else os.getgid()
+    os.setgroups(sorted({own, *(user["groups"] if user else os.getgroups())}))
+    # A user namespace may not have that number: its proof is lost then, nothing else.
+    if group is None or not attempt(os.setresgid, group, group, group):
+        os.setresgid(own, own, own)
+    if user:
+        os.setresuid(user["uid"], user["uid"], user["uid"])
 
 
 def execute(argv: list[str], env: dict[str, str]) -> NoReturn:

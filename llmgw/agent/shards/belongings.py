@@ -1,15 +1,16 @@
 """What provably belongs to a shard, whatever it did to hide. The ladder, strongest first: membership of the shard's
-control group; descent from its shim or engine, whose identity is verified; the session its engine made; the marker in
-the environment. Everything else is foreign and never touched."""
+control group; descent from its shim or engine, whose identity is verified; the session its engine made; its own group
+id; the marker in the environment; its log as output. Everything else is foreign and never touched."""
 
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from llmgw.agent.seams import ProcessId
-from llmgw.agent.shards import cgroups, proc, statusfiles
+from llmgw.agent.shards import cgroups, proc, statusfiles, traces
 from llmgw.agent.shards.proc import Stat
 from llmgw.agent.shards.statusfiles import Status
+from llmgw.model.ids import ShardId, parse_shard_id
 
 SHARD_MARK = "LLMGW_SHARD"
 AGENT_MARK = "LLMGW_AGENT"
@@ -19,8 +20,11 @@ SHIM_MARK = "LLMGW_SHIM"
 class Belongings:
     """``tag`` names this agent among several on one machine: two fleets may well use the same shard id."""
 
-    def __init__(self, *, status_folder: Path, place: Path | None, tag: str, boot_id: str) -> None:
+    def __init__(
+        self, *, status_folder: Path, log_folder: Path, place: Path | None, tag: str, boot_id: str
+    ) -> None:
         self._folder = status_folder
+        self._logs = log_folder.resolve()
         self.place = place
         self._tag = tag
         self._boot = boot_id
@@ -30,6 +34,10 @@ class Belongings:
 
     def cgroup(self, shard: str) -> Path | None:
         return None if self.place is None else self.place / shard
+
+    def group(self, shard: str) -> int:
+        """The group id that only this shard's processes are given."""
+        return traces.group_of(self._tag, shard)
 
     def statuses(self, shard: str) -> dict[str, Status]:
         """By process."""
@@ -67,6 +75,8 @@ class Belongings:
         for status in self.statuses(shard).values():
             if status.cgroup:
                 cgroups.remove_empty(Path(status.cgroup))
+        if os.geteuid() == 0:
+            traces.clean(self.group(shard))
 
     def owner(self, pid: int) -> str | None:
         """The shard a process belongs to."""
@@ -82,9 +92,24 @@ class Belongings:
             if any(p is not None and p.pid in line and proc.alive(p, self._boot) for p in _both(status)):
                 return shard
         for shard, _, status in self._all():
-            if self._in_session(one, status) or self._marked(pid, shard):
+            if self._in_session(one, status) or self._bears(pid, shard):
                 return shard
         return None
+
+    def strays(self, known: frozenset[str]) -> tuple[str, ...]:
+        """Shards, not among ``known``, of which processes live."""
+        named = {shard for shard, _, _ in self._all()} | self._marks_seen()
+        for folder in (self.place, self._logs):
+            named |= _folders(folder) if folder is not None else set()
+        # Only a shard's id: jobs have processes too.
+        asked = sorted(name for name in named - known if parse_shard_id(ShardId(name)) is not None)
+        return tuple(shard for shard in asked if self.of(shard))
+
+    def _marks_seen(self) -> set[str]:
+        own, mark = f"{AGENT_MARK}={self._tag}".encode(), f"{SHARD_MARK}=".encode()
+        all_entries = (entries for pid in proc.living() if (entries := proc.environment(pid)))
+        ours = (entry for entries in all_entries if own in entries for entry in entries)
+        return {entry[len(mark) :].decode(errors="replace") for entry in ours if entry.startswith(mark)}
 
     def starting(self, shard: str, process: str) -> bool:
         """Whether a shim lives that may not have written anything yet."""
@@ -119,7 +144,7 @@ class Belongings:
         for pid, one in processes.items():
             if pid in found or pid in shims:
                 continue
-            if any(self._in_session(one, status) for status in statuses) or self._marked(pid, shard):
+            if any(self._in_session(one, status) for status in statuses) or self._bears(pid, shard):
                 found.add(pid)
         return found
 
@@ -135,6 +160,13 @@ class Belongings:
         entries = proc.environment(one.pid)
         return entries is not None and (not entries or f"{AGENT_MARK}={self._tag}".encode() in entries)
 
+    def _bears(self, pid: int, shard: str) -> bool:
+        return (
+            proc.real_group(pid) == self.group(shard)
+            or self._marked(pid, shard)
+            or traces.writes_log(pid, self._logs / shard)
+        )
+
     def _marked(self, pid: int, shard: str) -> bool:
         entries = proc.environment(pid) or []
         return all(f"{name}={value}".encode() in entries for name, value in self.marks(shard).items())
@@ -148,6 +180,13 @@ class Belongings:
 
 def _both(status: Status) -> tuple[ProcessId | None, ProcessId | None]:
     return status.shim, status.engine
+
+
+def _folders(folder: Path) -> set[str]:
+    try:
+        return {entry.name for entry in folder.iterdir()}
+    except OSError:
+        return set()
 
 
 def _kill(pid: int) -> None:

@@ -30,8 +30,7 @@ async def clear(
     seen = set(await around.spawner.remaining(spec.shard))
     left = await _kill_what_is_left(spec, around)
     if left:
-        pids = ", ".join(str(pid) for pid in left)
-        tell(SurvivedKill(who=f"pid {pids} of shard {spec.shard}"))
+        tell(SurvivedKill(who=f"{await around.spawner.describe(left)} of shard {spec.shard}"))
         return
     started.forget()
     returned = await _memory_returned(spec, around, seen)
@@ -71,7 +70,8 @@ async def _memory_returned(spec: LaunchSpec, around: Surroundings, seen: set[int
     end = loop.time() + GPU_RETURN
     while True:
         gpus = [gpu for gpu in await around.gpus.sample() if gpu.uuid in claimed]
-        if not any(_still_held(gpu, spec.shard, seen, whole=claimed[gpu.uuid] is None) for gpu in gpus):
+        held = any(_still_held(gpu, spec.shard, seen, whole=claimed[gpu.uuid] is None) for gpu in gpus)
+        if not held and len(gpus) == len(claimed):  # of a GPU that can't be seen nothing is known
             return True
         if loop.time() >= end:
             return False

@@ -1,6 +1,7 @@
 """Reading /proc: who processes are and whether they live. Reads only; nothing here is raised for a process that has
 gone meanwhile."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +9,16 @@ from llmgw.agent.seams import ProcessId
 
 PROC = Path("/proc")
 MAX_ENVIRON = 2 * 1024 * 1024
+MAX_STATUS = 64 * 1024
+STATES = {
+    "R": "running",
+    "S": "asleep",
+    "D": "D: in an uninterruptible wait",
+    "T": "stopped",
+    "t": "traced",
+    "Z": "zombie",
+    "I": "idle",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +86,50 @@ def environment(pid: int) -> list[bytes] | None:
     except OSError:
         return None
     return [entry for entry in data.split(b"\0") if entry]
+
+
+def real_group(pid: int) -> int | None:
+    """The group id that a process was given: programs that are setgid change only their effective one."""
+    try:
+        with (PROC / str(pid) / "status").open("rb") as file:
+            lines = file.read(MAX_STATUS).splitlines()
+    except OSError:
+        return None
+    found = next((line.split()[1] for line in lines if line.startswith(b"Gid:")), b"")
+    return int(found) if found.isdigit() else None
+
+
+def appends_to(pid: int) -> list[str]:
+    """Files that are a process's standard output or error, opened to append."""
+    found = []
+    for number in (1, 2):
+        try:
+            # Only the link is read: looking at the file itself may hang, as on a dead network disk.
+            path = os.readlink(PROC / str(pid) / "fd" / str(number))  # noqa: PTH115 - perhaps no path
+            info = (PROC / str(pid) / "fdinfo" / str(number)).read_text()
+        except OSError:
+            continue
+        flags = next((int(line[6:], 8) for line in info.splitlines() if line.startswith("flags:")), 0)
+        if flags & os.O_APPEND and flags & os.O_ACCMODE != os.O_RDONLY:
+            found.append(path)
+    return found
+
+
+def describe(pid: int) -> str:
+    """For people: its name, what it is at, and in the kernel where."""
+    one = stat(pid)
+    if one is None:
+        return f"pid {pid} (gone)"
+    place = _text(pid, "wchan")
+    inside = f" in {place}" if place not in ("", "0") else ""
+    return f"pid {pid} ({_text(pid, 'comm') or '?'}, {STATES.get(one.state, one.state)}{inside})"
+
+
+def _text(pid: int, name: str) -> str:
+    try:
+        return (PROC / str(pid) / name).read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def control_group(pid: int) -> str | None:

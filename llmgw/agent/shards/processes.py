@@ -53,6 +53,7 @@ class ShimSpawner:
         self._statuses = work / "status"
         self._belongings = Belongings(
             status_folder=self._statuses,
+            log_folder=work / "logs",
             place=cgroups.own_place(self._tag) if control_groups else None,
             tag=self._tag,
             boot_id=self._boot,
@@ -138,6 +139,12 @@ class ShimSpawner:
     async def kill_remaining(self, shard: str) -> None:
         self._belongings.kill(shard)
 
+    async def describe(self, pids: tuple[int, ...]) -> str:
+        return ", ".join(proc.describe(pid) for pid in pids)
+
+    async def strays(self, known: frozenset[str]) -> tuple[str, ...]:
+        return self._belongings.strays(known)
+
     async def listener(self, port: int) -> tuple[int, str | None] | None:
         sockets = listeners.sockets(port)
         if not sockets:
@@ -198,6 +205,7 @@ class ShimSpawner:
             "log": order.log,
             "statusFile": order.status_file,
             "user": _identity(order.user),
+            "group": self._belongings.group(order.shard) if os.geteuid() == 0 else None,
             "cgroup": str(group) if group is not None else None,
             "bootId": self._boot,
             "shimOomScoreAdj": SHIM_OOM_SCORE,
