@@ -231,7 +231,7 @@ class FakeSpawner(_Seam):
         self._reach("remaining")
         return self._node.pids_of(shard)
 
-    async def kill_remaining(self, shard: str) -> None:
+    async def kill_remaining(self, shard: str, *, shims: bool = False) -> None:
         self._reach("kill_remaining")
         for pid in [pid for pid, owner in self._node.left_behind.items() if owner == shard]:
             del self._node.left_behind[pid]

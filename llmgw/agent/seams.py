@@ -87,8 +87,8 @@ class Spawner(Protocol):
         wiped environment)."""
         ...
 
-    async def kill_remaining(self, shard: str) -> None:
-        """SIGKILL to all of them."""
+    async def kill_remaining(self, shard: str, *, shims: bool = False) -> None:
+        """SIGKILL to all of them. ``shims``: also to those that have not told yet how their engine ended."""
         ...
 
     async def describe(self, pids: tuple[int, ...]) -> str:

@@ -59,15 +59,15 @@ class Belongings:
             if proc.alive(status.shim, self._boot)
         }
 
-    def kill(self, shard: str) -> None:
-        """SIGKILL. A shim only goes this way when it has put its engine's end on record."""
+    def kill(self, shard: str, *, shims: bool = False) -> None:
+        """SIGKILL. A shim goes this way when it has put its engine's end on record; with ``shims`` in any case."""
         groups = {Path(s.cgroup) for s in self.statuses(shard).values() if s.cgroup}
         for group in groups:
             cgroups.kill(group)
         for pid in self.of(shard):
             _kill(pid)
         for pid, status in self.shims(shard).items():
-            if status.exit is not None or status.error:
+            if shims or status.exit is not None or status.error:
                 _kill(pid)
 
     def tidy(self, shard: str) -> None:

@@ -51,14 +51,16 @@ async def _ask_to_end(spec: LaunchSpec, around: Surroundings, started: Started) 
 
 
 async def _kill_what_is_left(spec: LaunchSpec, around: Surroundings) -> tuple[int, ...]:
-    """Pids that live on. A shim at its own clearing up is given time first; everything else is killed at once."""
+    """Pids that live on. A shim at its own clearing up is given time first (one that is stopped never gets there);
+    everything else is killed at once."""
     loop = asyncio.get_running_loop()
-    end = loop.time() + max(spec.timeouts.kill, SHIM_WITHIN)
+    begun = loop.time()
     while True:
         left = await around.spawner.remaining(spec.shard)
-        if not left or loop.time() >= end:
+        waited = loop.time() - begun
+        if not left or waited >= SHIM_WITHIN + spec.timeouts.kill:
             return left
-        await around.spawner.kill_remaining(spec.shard)
+        await around.spawner.kill_remaining(spec.shard, shims=waited >= SHIM_WITHIN)
         await asyncio.sleep(LOOK_EVERY)
 
 

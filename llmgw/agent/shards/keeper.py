@@ -91,10 +91,21 @@ class Shards:
             self._around.events(reports.problem(shard, self._unreadable[shard]))
             if SAFE_SHARD.match(shard) and shard not in self._shards:
                 self._begin(self._orphan(shard, self._unreadable[shard]), lost="its order")
+        await self._end_strays()
         # A report may not show what an earlier agent knew of an engine that has died since.
         await asyncio.gather(*(shard.settled() for shard in self._shards.values()))
         if self._around.settings.housekeeping:
             self._housekeeping = asyncio.ensure_future(self._keep_house(self._around.settings.housekeeping))
+
+    async def _end_strays(self) -> None:
+        """Processes that are provably ours and stand in no order: nobody else will ever end them."""
+        known = frozenset((*self._shards, *self._unreadable))
+        for shard in await self._around.spawner.strays(known):
+            left = await self._around.spawner.describe(await self._around.spawner.remaining(shard))
+            told = f"{left} of shard {shard} was found running without an order: ended"
+            log.warning("%s", told)
+            self._around.events(reports.problem(shard, told))
+            self._begin(self._orphan(shard, told), StopAsked(reason="found running without an order"))
 
     # ---- Commands -----------------------------------------------------------------------------------------
 

@@ -1,7 +1,9 @@
-"""Reading /proc: who processes are and whether they live. Reads only; nothing here is raised for a process that has
-gone meanwhile."""
+"""Reading /proc: who processes are and whether they live. Nothing here is raised for a process that has gone
+meanwhile."""
 
+import contextlib
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +78,14 @@ def alive(process: ProcessId | None, boot: str) -> bool:
         return False
     found = stat(process.pid)
     return found is not None and found.start == process.start and not found.gone
+
+
+def wake(process: ProcessId) -> None:
+    """One of ours that somebody has stopped goes on."""
+    found = stat(process.pid)
+    if found is not None and found.start == process.start and found.state == "T":
+        with contextlib.suppress(OSError):
+            os.kill(process.pid, signal.SIGCONT)
 
 
 def environment(pid: int) -> list[bytes] | None:

@@ -17,6 +17,7 @@ from llmgw.agent.seams import Order, ProcessId, Running
 from llmgw.agent.shards import cgroups, listeners, proc, statusfiles
 from llmgw.agent.shards.belongings import AGENT_MARK, SHIM_MARK, Belongings
 from llmgw.clock import Clock
+from llmgw.model.ids import ShardId, parse_shard_id
 from llmgw.model.problems import StalledError
 from llmgw.model.report import Exit
 
@@ -101,6 +102,8 @@ class ShimSpawner:
                 return status.running(shard, process, shim_lives=self._lives(status.shim))
             elif not self._lives(status.shim):
                 return self._unseen(process, statusfiles.read(path))
+            else:
+                proc.wake(status.shim)
             await asyncio.sleep(pause)
         return self._unseen(process, statusfiles.read(path))
 
@@ -117,8 +120,9 @@ class ShimSpawner:
             status = statusfiles.read(Path(status_file))
             if status is not None and status.engine == running.engine and status.exit is not None:
                 return status.exit
-            if not shim_lives:
+            if not shim_lives or running.shim is None:
                 break
+            proc.wake(running.shim)
             await asyncio.sleep(pause)
         return self._unseen(running.process, None)
 
@@ -136,8 +140,8 @@ class ShimSpawner:
             self._belongings.tidy(shard)
         return tuple(sorted(left))
 
-    async def kill_remaining(self, shard: str) -> None:
-        self._belongings.kill(shard)
+    async def kill_remaining(self, shard: str, *, shims: bool = False) -> None:
+        self._belongings.kill(shard, shims=shims)
 
     async def describe(self, pids: tuple[int, ...]) -> str:
         return ", ".join(proc.describe(pid) for pid in pids)
@@ -205,11 +209,17 @@ class ShimSpawner:
             "log": order.log,
             "statusFile": order.status_file,
             "user": _identity(order.user),
-            "group": self._belongings.group(order.shard) if os.geteuid() == 0 else None,
+            "group": self._group(order.shard),
             "cgroup": str(group) if group is not None else None,
             "bootId": self._boot,
             "shimOomScoreAdj": SHIM_OOM_SCORE,
         }
+
+    def _group(self, shard: str) -> int | None:
+        """What jobs bring belongs to no shard, and keeps the agent's group."""
+        if os.geteuid() != 0 or parse_shard_id(ShardId(shard)) is None:
+            return None
+        return self._belongings.group(shard)
 
     # ---- Ends ---------------------------------------------------------------------------------------------
 

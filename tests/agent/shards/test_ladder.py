@@ -196,3 +196,20 @@ def test_survivors_are_described_with_what_they_are_at(node: RealNode) -> None:
         assert f"pid {2**30} (gone)" in told
 
     asyncio.run(story())
+
+
+def test_a_shim_is_spared_for_its_last_word_unless_its_time_is_over(node: RealNode) -> None:
+    async def story() -> None:
+        started = await node.start(node.python(node.sleep(301)))
+        assert started.shim is not None
+        spawner = node.spawner()
+        await spawner.kill_remaining(SHARD)
+        assert (await spawner.exited(started, node.status_file())).signal == signal.SIGKILL
+        again = await node.start(node.python(node.sleep(302)))
+        await spawner.kill_remaining(SHARD, shims=True)
+        await spawner.exited(again, node.status_file())
+        assert again.shim is not None
+        shim = again.shim.pid
+        await until(lambda: not lives(shim))
+
+    asyncio.run(story())

@@ -1,0 +1,201 @@
+"""What a new agent makes of real processes that an earlier one left, one of each kind."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llmgw.agent.seams import JournalEvent, ProcessId
+from llmgw.agent.shards import proc, statusfiles
+from llmgw.agent.shards.statusfiles import Status
+from llmgw.model.ids import ReplicaId, ShardId
+from llmgw.model.launch import LaunchSpec
+from tests.agent.shards.realnode import RealNode, lives, until
+from tests.agent.shards.rig import start, stop
+from tests.agent.shards.test_real_shards import Agent, engine
+
+
+async def ready(node: RealNode, launch: LaunchSpec) -> tuple[int, Path]:
+    """Brought up by an agent that is gone then: the engine's pid, and its status file."""
+    first = Agent(node)
+    await first.shards.adopt()
+    await first.shards.start(start(launch, key="k"))
+    pid = (await first.reaches(launch, "ready")).pid
+    assert pid is not None
+    await first.shards.close()
+    return pid, Path(node.status_file(shard=launch.shard))
+
+
+def status(path: Path) -> Status:
+    found = statusfiles.read(path)
+    assert found is not None
+    return found
+
+
+def shim_of(path: Path) -> ProcessId:
+    return status(path).shim
+
+
+async def ended(agent: Agent, launch: LaunchSpec) -> None:
+    await agent.shards.stop(stop(launch))
+    await agent.reaches(launch, "stopped")
+    await agent.shards.close()
+
+
+def test_a_dead_shim_with_a_living_engine_is_adopted_and_its_end_seen(node: RealNode) -> None:
+    async def story() -> None:
+        launch = engine()
+        pid, path = await ready(node, launch)
+        shim = shim_of(path)
+        os.kill(shim.pid, signal.SIGKILL)
+        await until(lambda: not lives(shim.pid))
+        agent = Agent(node)
+        await agent.shards.adopt()
+        assert (await agent.reaches(launch, "ready")).pid == pid
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: agent.report(launch).last_exit is not None)
+        exit_ = agent.report(launch).last_exit
+        assert exit_ is not None
+        assert (exit_.code, exit_.signal) == (None, None)
+        assert "its shim was killed before it could tell" in exit_.detail
+        assert (await agent.reaches(launch, "ready")).pid != pid
+        await ended(agent, launch)
+
+    asyncio.run(story())
+
+
+def test_a_living_shim_with_a_dead_engine_is_no_obstacle_to_a_new_start(node: RealNode) -> None:
+    """The shim was stopped, so it has neither reaped the engine, which is a zombie, nor told how it ended."""
+
+    async def story() -> None:
+        launch = engine()
+        pid, path = await ready(node, launch)
+        shim = shim_of(path)
+        os.kill(shim.pid, signal.SIGSTOP)
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: (one := proc.stat(pid)) is not None and one.state == "Z")
+        agent = Agent(node)
+        await agent.shards.adopt()
+        again = await agent.reaches(launch, "ready")
+        assert again.pid != pid
+        assert again.last_exit is not None
+        assert again.last_exit.signal == signal.SIGKILL
+        await until(lambda: not lives(shim.pid))
+        await ended(agent, launch)
+
+    asyncio.run(story())
+
+
+def test_a_pid_that_is_somebody_elses_by_now_is_left_alone(node: RealNode) -> None:
+    async def story() -> None:
+        launch = engine()
+        pid, path = await ready(node, launch)
+        shim = shim_of(path)
+        for one in (shim.pid, pid):
+            os.kill(one, signal.SIGKILL)
+        await until(lambda: not lives(pid) and not lives(shim.pid))
+        other = await asyncio.create_subprocess_exec(sys.executable, "-c", node.sleep(301))
+        try:
+            written = json.loads(path.read_text())
+            written["engine"]["pid"] = written["shim"]["pid"] = other.pid
+            path.write_text(json.dumps(written))
+            agent = Agent(node)
+            await agent.shards.adopt()
+            again = await agent.reaches(launch, "ready")
+            assert again.pid not in (pid, other.pid)
+            await ended(agent, launch)
+            assert other.returncode is None
+            assert lives(other.pid)
+        finally:
+            other.kill()
+            await other.wait()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("written", ["", '{"spec": {"shard"', '{"format": 0}', "\0\0\0\0"])
+def test_an_order_that_says_nothing_any_more_keeps_its_engine_and_asks_for_the_order(
+    node: RealNode, written: str
+) -> None:
+    async def story() -> None:
+        launch = engine()
+        pid, _ = await ready(node, launch)
+        (node.work / "shards" / f"{launch.shard}.json").write_text(written)
+        agent = Agent(node)
+        await agent.shards.adopt()
+        assert agent.report(launch).lost == "its order"
+        assert lives(pid)
+        await agent.shards.start(start(launch, key="k"))
+        assert (await agent.reaches(launch, "ready")).pid == pid
+        await ended(agent, launch)
+
+    asyncio.run(story())
+
+
+def test_a_status_file_that_says_nothing_any_more_loses_no_engine(node: RealNode) -> None:
+    async def story() -> None:
+        launch = engine()
+        pid, path = await ready(node, launch)
+        path.write_text('{"bootId": ')
+        agent = Agent(node)
+        await agent.shards.adopt()
+        assert (await agent.reaches(launch, "ready")).pid == pid
+        await ended(agent, launch)
+        assert not lives(pid)
+
+    asyncio.run(story())
+
+
+def test_what_runs_without_any_order_is_ended_and_told(node: RealNode) -> None:
+    """Nobody asked for it, and it would hold its GPU for ever."""
+
+    async def story() -> None:
+        launch = engine()
+        kept = replace(
+            engine(), shard=ShardId("kept-abababab-0.1-r0"), replica=ReplicaId("kept-abababab-0.1")
+        )
+        pid, _ = await ready(node, launch)
+        other, _ = await ready(node, kept)
+        (node.work / "shards" / f"{launch.shard}.json").unlink()
+        stranger = await asyncio.create_subprocess_exec(sys.executable, "-c", node.sleep(301))
+        agent = Agent(node)
+        await agent.shards.adopt()
+        told = [event for event in agent.told if isinstance(event, JournalEvent) and event.kind == "problem"]
+        assert [event.subject for event in told] == [launch.shard]
+        assert f"pid {pid}" in told[0].text
+        assert "without an order" in told[0].text
+        await agent.reaches(launch, "stopped")
+        assert not lives(pid)
+        assert lives(other)
+        assert lives(stranger.pid)
+        stranger.kill()
+        await stranger.wait()
+        await ended(agent, kept)
+
+    asyncio.run(story())
+
+
+def test_a_half_done_stop_of_real_processes_is_finished_by_the_next_agent(node: RealNode) -> None:
+    async def story() -> None:
+        launch = engine("--ignore-sigterm")
+        first = Agent(node)
+        await first.shards.adopt()
+        await first.shards.start(start(launch, key="k"))
+        pid = (await first.reaches(launch, "ready")).pid
+        assert pid is not None
+        await first.shards.stop(stop(launch))
+        await first.reaches(launch, "stopping")
+        await first.shards.close()
+        assert lives(pid)
+        second = Agent(node)
+        await second.shards.adopt()
+        await second.reaches(launch, "stopped")
+        assert not lives(pid)
+        await second.shards.close()
+
+    asyncio.run(story())
