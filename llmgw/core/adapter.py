@@ -137,6 +137,10 @@ class EngineAdapter(Protocol):
         None; ``Problem.what`` begins with the manifest path it is about, such as ``spec.parallel.tensor``."""
         ...
 
+    def warnings(self, model: DesiredModel) -> tuple[Problem, ...]:
+        """What people should know before they go on; nothing is refused. In the form of ``validate``'s."""
+        ...
+
     def weights(self, model: DesiredModel) -> str | None:
         """The digest of the weights that must be known before ``need`` can tell all; None: it never looks at any."""
         ...

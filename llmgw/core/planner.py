@@ -36,7 +36,7 @@ from llmgw.core.seen.drift import drift
 from llmgw.core.seen.survey import Survey, survey
 from llmgw.model.desired import Desired, DesiredModel
 from llmgw.model.ids import Commit
-from llmgw.model.plan import Action, Basis, Change, Drift, Plan
+from llmgw.model.plan import Action, Basis, Change, Drift, Plan, told_of
 from llmgw.model.record import Record, ReplicaRecord
 from llmgw.model.report import Observed
 
@@ -100,6 +100,7 @@ def plan(
         now=now,
         renamed=new_names,
     )
+    round_.told.warnings += [told_of(problem) for problem in desired.warnings]
     if options.diverged:
         round_.told.warnings.append(diverged_history(record, desired))
     settle_nodes(round_, agent_version=desired.fleet.agent.version or options.agent_version)

@@ -7,6 +7,7 @@ of it. Another digest is another directory: what runs keeps running on the one i
 """
 
 from llmgw import __version__
+from llmgw.engines.environment import escape
 from llmgw.model import ids
 from llmgw.model.launch import InstallSpec, Program
 from llmgw.model.manifest import Engine, NodeSpec, Pip
@@ -18,19 +19,20 @@ def install(
     pip: Pip,
     *,
     version: str,
-    program: Program,
+    program: Program | None = None,
     requirements: tuple[str, ...] = (),
 ) -> InstallSpec | None:
     """None when the profile names a path: somebody else has installed the engine."""
     if engine.path is not None:
         return None
     source = pip if requirements else Pip()
+    programs = (program,) if program is not None else ()
     digest = ids.digest(
         {
             "engine": engine.name,
             "version": version,
             "requirements": requirements,
-            "programs": [[program.runtime, program.install_as]],
+            "programs": [[each.runtime, each.install_as] for each in programs],
             "python": node.python,
             "indexUrl": source.index_url,
             "wheelDir": source.wheel_dir,
@@ -43,7 +45,7 @@ def install(
         version=version,
         digest=digest,
         requirements=requirements,
-        programs=(program,),
+        programs=programs,
         index_url=source.index_url,
         wheel_dir=source.wheel_dir,
         python=node.python,
@@ -55,4 +57,14 @@ def program_path(engine: Engine, name: str) -> str:
     that holds it in ``bin``."""
     if engine.path is not None and engine.path.rpartition("/")[2].startswith(name):
         return "${engine}"
+    return f"${{engine}}/bin/{name}"
+
+
+def environment_program(engine: Engine, name: str) -> str:
+    """Where a program of the engine's Python environment lies. ``path`` is that environment, or a program in its ``bin``."""
+    if engine.path is None:
+        return f"${{engine}}/bin/{name}"
+    folder, _, last = engine.path.rstrip("/").rpartition("/")
+    if folder.endswith("/bin"):
+        return "${engine}" if last == name else f"{escape(folder)}/{name}"
     return f"${{engine}}/bin/{name}"

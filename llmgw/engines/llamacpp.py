@@ -74,6 +74,10 @@ class LlamaCpp:
             *checks.variable_problems(model, _KEPT),
         )
 
+    def warnings(self, model: DesiredModel) -> tuple[Problem, ...]:
+        del model
+        return ()
+
     def weights(self, model: DesiredModel) -> str | None:
         return weights.weights_digest(model.spec.source)
 

@@ -28,8 +28,11 @@ def launch_spec(
     install: InstallSpec | None,
     fetch: FetchSpec | None,
     weights_path: str | None = None,
+    sidecars: tuple[Process, ...] = (),
+    stop: float | None = None,
 ) -> LaunchSpec:
-    """One shard's standing order. ``install`` and ``fetch`` are the jobs it stands on; None: nothing to do."""
+    """One shard's standing order. ``install`` and ``fetch`` are the jobs it stands on; None: nothing to do. ``sidecars`` start
+    before ``process``; ``stop`` is the time to end where the profile's makes no sense."""
     model, leader = placed.model, placed.ranks[0]
     network = placed.network.get(rank.rank, RankNetwork())
     return LaunchSpec(
@@ -43,7 +46,7 @@ def launch_spec(
         spec_digest=model.spec_digest,
         address=rank.address,
         leader_address=host_port(leader.address, leader.ports[0]),
-        processes=(process,),
+        processes=(*sidecars, process),
         probes=probes,
         claims=Claims(gpus=rank.gpus, memory=rank.memory, ports=rank.ports),
         needs=tuple(job.job for job in (install, fetch) if job is not None),
@@ -51,7 +54,7 @@ def launch_spec(
         engine_path=None if install else model.profile.engine.path,
         weights=fetch.digest if fetch else None,
         weights_path=weights_path,
-        secrets=_secret_names(process),
+        secrets=_secret_names((*sidecars, process)),
         expect=Expect(
             gpus=tuple(gpu.uuid for gpu in rank.gpus),
             interface_address=network.interface_address or _on_an_interface(rank.address),
@@ -61,7 +64,7 @@ def launch_spec(
             weights=fetch.digest if fetch else None,
         ),
         restart=_restart(placed),
-        timeouts=_timeouts(placed),
+        timeouts=_timeouts(placed, stop),
     )
 
 
@@ -69,8 +72,9 @@ def host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _secret_names(process: Process) -> tuple[str, ...]:
-    return tuple(sorted(name for name, value in process.env.items() if value == f"${{secret:{name}}}"))
+def _secret_names(processes: tuple[Process, ...]) -> tuple[str, ...]:
+    every = (variable for process in processes for variable in process.env.items())
+    return tuple(sorted({name for name, value in every if value == f"${{secret:{name}}}"}))
 
 
 def _on_an_interface(address: str) -> str | None:
@@ -92,11 +96,11 @@ def _restart(placed: Placed) -> RestartPolicy:
     )
 
 
-def _timeouts(placed: Placed) -> ShardTimeouts:
+def _timeouts(placed: Placed, stop: float | None) -> ShardTimeouts:
     profile = placed.model.profile
     return ShardTimeouts(
         startup=profile.startup_timeout,
-        stop=profile.timeouts.stop,
+        stop=profile.timeouts.stop if stop is None else stop,
         rendezvous=profile.timeouts.rendezvous,
         alive_grace=profile.timeouts.alive_grace,
         health=profile.timeouts.health,

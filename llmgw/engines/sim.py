@@ -51,6 +51,10 @@ class Sim:
             *checks.variable_problems(model, _KEPT),
         )
 
+    def warnings(self, model: DesiredModel) -> tuple[Problem, ...]:
+        del model
+        return ()
+
     def weights(self, model: DesiredModel) -> str | None:
         del model  # it computes nothing: whatever the weights are, it takes what the profile states
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from llmgw.model.facts import Facts
 from llmgw.model.ids import Commit, Digest
 from llmgw.model.manifest import FleetSpec, ModelSpec, NodeSpec, Pip, ProfileSpec
-from llmgw.model.problems import Where
+from llmgw.model.problems import Problem, Where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +46,11 @@ class DesiredModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desired:
-    """``commit`` is None for a work tree, which can be planned but never applied."""
+    """``commit`` is None for a work tree, which can be planned but never applied. ``warnings`` hold back nothing."""
 
     commit: Commit | None
     fleet_name: str
     fleet: FleetSpec
     nodes: Mapping[str, DesiredNode] = field(default_factory=dict)
     models: Mapping[str, DesiredModel] = field(default_factory=dict)
+    warnings: tuple[Problem, ...] = ()

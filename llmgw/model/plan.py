@@ -9,7 +9,7 @@ from enum import Enum
 
 from llmgw.model.ids import Commit, FleetId
 from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec
-from llmgw.model.problems import Where
+from llmgw.model.problems import Problem, Where
 from llmgw.model.record import RankPlacement
 
 FORMAT = 1
@@ -158,6 +158,12 @@ class StepResult:
 class Notice:
     text: str
     where: Where | None = None
+
+
+def told_of(problem: Problem) -> Notice:
+    """What is wrong with a manifest and holds nothing back, as a warning of the plan."""
+    text = f"{problem.what}: {problem.instead}" if problem.instead else problem.what
+    return Notice(text=text, where=problem.where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

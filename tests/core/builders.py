@@ -49,6 +49,9 @@ class FakeAdapter:
 
     name = "sim"
 
+    def warnings(self, model: DesiredModel) -> tuple[Problem, ...]:
+        return ()
+
     def validate(self, model: DesiredModel) -> tuple[Problem, ...]:
         return ()
 

@@ -52,6 +52,9 @@ class Pretended:
     name: str
     complaints: tuple[Problem, ...] = ()
 
+    def warnings(self, model: DesiredModel) -> tuple[Problem, ...]:
+        return ()
+
     def validate(self, model: DesiredModel) -> tuple[Problem, ...]:
         return self.complaints
 

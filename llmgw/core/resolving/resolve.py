@@ -23,7 +23,10 @@ def resolve(manifests: Manifests, *, key_id: str, adapters: Mapping[str, EngineA
     """Raises InvalidError with everything that is wrong."""
     problems = [*_annotations(manifests), *notyet.problems(manifests, adapters), *_profiles(manifests)]
     desired_nodes = nodes.resolve(manifests, problems, renamed=renames(manifests.nodes, problems))
-    desired_models = _models(manifests, key_id=key_id, adapters=adapters, problems=problems)
+    warnings: list[Problem] = []
+    desired_models = _models(
+        manifests, key_id=key_id, adapters=adapters, problems=problems, warnings=warnings
+    )
     problems.extend(_names_clash(manifests))
     if problems:
         raise InvalidError(tuple(sorted(set(problems), key=_order)))
@@ -34,6 +37,7 @@ def resolve(manifests: Manifests, *, key_id: str, adapters: Mapping[str, EngineA
         fleet=fleet.spec if fleet and isinstance(fleet.spec, FleetSpec) else FleetSpec(),
         nodes=desired_nodes,
         models=desired_models,
+        warnings=tuple(sorted(set(warnings), key=_order)),
     )
 
 
@@ -45,7 +49,12 @@ def _order(problem: Problem) -> tuple[Where, str]:
 
 
 def _models(
-    manifests: Manifests, *, key_id: str, adapters: Mapping[str, EngineAdapter], problems: list[Problem]
+    manifests: Manifests,
+    *,
+    key_id: str,
+    adapters: Mapping[str, EngineAdapter],
+    problems: list[Problem],
+    warnings: list[Problem],
 ) -> dict[str, DesiredModel]:
     profiles = {profile.metadata.name: profile for profile in manifests.profiles}
     stated = {name: stated_fields(profile.spec) for name, profile in profiles.items()}
@@ -66,6 +75,7 @@ def _models(
         desired[model.name] = model
         if adapter := adapters.get(profile.spec.engine.name):
             problems.extend(_placed(problem, manifest, profile) for problem in adapter.validate(model))
+            warnings.extend(_placed(problem, manifest, profile) for problem in adapter.warnings(model))
     return desired
 
 
