@@ -200,6 +200,8 @@ class AgentService:
         )
 
     async def _report(self, params: ReportParams) -> Report:
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
         facts = await self._facts.facts(max_age=FACTS_AGE)
         targets = self._jobs.targets
         problems = [*self._problems, *self._shards.problems(), self._journal.problem]
@@ -217,6 +219,7 @@ class AgentService:
             journal=self._journal.after(params.journal_after),
             journal_last=self._journal.last,
             problems=tuple(problem for problem in problems if problem),
+            took=loop.time() - asked,
         )
 
     # ---- commands --------------------------------------------------------------------------------

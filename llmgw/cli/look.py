@@ -44,7 +44,7 @@ async def _status(asked: Asked, *, json_wanted: bool) -> int:
     async with fleet_of(asked) as (opened, links):
         known = await applied(opened.fleet)
         links.fleet = known.record.fleet if known.stored.record else None
-        observed = await observe(known.desired.nodes, known.stored.record, links)
+        observed = await observe(known.desired.nodes, known.stored.record, links, clock=opened.fleet.clock)
         now = opened.fleet.clock.now()
     if json_wanted:
         output.say(json.dumps(status_json(known, observed, now), indent=2, ensure_ascii=False))

@@ -146,7 +146,8 @@ class AgentInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Everything one agent says. ``at`` is the node's clock."""
+    """Everything one agent says. ``at`` is the node's clock as the answer is sent, ``took`` the seconds that it needed to
+    answer: what is left of the time that an asker waits is the way there and back."""
 
     agent: AgentInfo
     at: datetime
@@ -157,6 +158,7 @@ class Report:
     journal: tuple[JournalEntry, ...] = ()
     journal_last: int = 0
     problems: tuple[str, ...] = ()
+    took: float = 0.0
 
     @property
     def journal_read(self) -> int:
@@ -177,13 +179,15 @@ class Reach(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeObservation:
     """What one pass learnt of one node. ``facts`` may stand without a report: from the probe, from pretended
-    facts, or from the record in an offline plan; None: known only after bootstrap."""
+    facts, or from the record in an offline plan; None: known only after bootstrap. ``skew``: seconds that the node's
+    clock is ahead of the asker's; None: not known."""
 
     node: str
     reach: Reach
     facts: Facts | None = None
     report: Report | None = None
     error: str = ""
+    skew: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ async def _list(asked: Asked, *, json_wanted: bool) -> int:
     async with fleet_of(asked) as (opened, links):
         known = await to_look_at(opened.fleet)
         links.fleet = known.record.fleet if known.stored.record else None
-        observed = await observe(known.desired.nodes, known.stored.record, links)
+        observed = await observe(known.desired.nodes, known.stored.record, links, clock=opened.fleet.clock)
         rows = text.lines(known, observed, now=opened.fleet.clock.now())
     if json_wanted:
         output.say(
@@ -69,7 +69,9 @@ async def _show(asked: Asked, name: str, *, json_wanted: bool) -> int:
         links.fleet = known.record.fleet if known.stored.record else None
         recorded = known.record.nodes.get(name)
         cursor = recorded.journal_cursor if recorded is not None else 0
-        seen = await observe_node(node, links, journal_after=cursor, timeout=NODE_TIMEOUT)
+        seen = await observe_node(
+            node, links, journal_after=cursor, clock=opened.fleet.clock, timeout=NODE_TIMEOUT
+        )
         rows = text.lines(known, Observed(nodes={name: seen}), now=opened.fleet.clock.now())
     line = next(row for row in rows if row.name == name)
     if json_wanted:

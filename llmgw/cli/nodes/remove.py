@@ -16,6 +16,7 @@ from llmgw.cli.nodes.manifest import Removal, removal
 from llmgw.cli.session import fleet_of, interruptible, run
 from llmgw.cli.show import showing
 from llmgw.cli.told import plan_key, plan_text
+from llmgw.clock import Clock
 from llmgw.controller.opening import Opened
 from llmgw.controller.passes import endpoints
 from llmgw.controller.passes.halt import Halt
@@ -170,7 +171,7 @@ async def _empty(opened: Opened, links: Links, asking: Asking, wish: Wish, prepa
             request = replace(request, approve=None)
             if stopped.errors or stopped.halted:
                 return _not_empty(name, stopped.record, (*stopped.errors, stopped.halted))
-            await _until_gone(links, prepared.desired.nodes[name], stopped.record)
+            await _until_gone(links, prepared.desired.nodes[name], stopped.record, opened.fleet.clock)
         settled = await settle(opened.fleet, request, links=links, halt=halt, progress=progress)
     ended = verdict(settled)
     if replicas_on(settled.last.record, name):
@@ -180,14 +181,14 @@ async def _empty(opened: Opened, links: Links, asking: Asking, wish: Wish, prepa
     return output.DONE
 
 
-async def _until_gone(links: Links, node: DesiredNode, record: Record) -> None:
+async def _until_gone(links: Links, node: DesiredNode, record: Record, clock: Clock) -> None:
     """What the record does not know is waited for here: no pass does."""
     loop = asyncio.get_running_loop()
     until = loop.time() + STOPPED_WITHIN
     known = record.nodes.get(node.name)
     cursor = known.journal_cursor if known is not None else 0
     while True:
-        seen = await observe_node(node, links, journal_after=cursor, timeout=NODE_TIMEOUT)
+        seen = await observe_node(node, links, journal_after=cursor, clock=clock, timeout=NODE_TIMEOUT)
         alone = strays(seen, record)
         if not alone:
             return

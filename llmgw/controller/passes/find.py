@@ -22,7 +22,7 @@ async def find(fleet: Fleet, links: Links, name: str) -> tuple[Found, ...]:
     asks the nodes: what failed may be there still. StalledError when nothing is called so."""
     known = await applied(fleet)
     links.fleet = known.record.fleet if known.stored.record else None
-    found = _recorded(known, name) or await _reported(known, links, name)
+    found = _recorded(known, name) or await _reported(fleet, known, links, name)
     if not found:
         models = ", ".join(sorted(known.record.models)) or "none yet"
         raise StalledError(
@@ -45,8 +45,8 @@ def _recorded(known: Applied, name: str) -> tuple[Found, ...]:
     return tuple(found)
 
 
-async def _reported(known: Applied, links: Links, name: str) -> tuple[Found, ...]:
-    observed = await observe(known.desired.nodes, known.stored.record, links)
+async def _reported(fleet: Fleet, known: Applied, links: Links, name: str) -> tuple[Found, ...]:
+    observed = await observe(known.desired.nodes, known.stored.record, links, clock=fleet.clock)
     return tuple(
         Found(shard=shard.shard, node=known.desired.nodes[node.node])
         for node in observed.nodes.values()

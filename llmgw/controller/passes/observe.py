@@ -2,7 +2,11 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
 
+from llmgw.clock import Clock
+from llmgw.controller.nodes.transport import Link
 from llmgw.controller.passes.links import Links
 from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts
@@ -16,10 +20,17 @@ AT_ONCE = 32
 """Connections opened at the same time: a controller's file descriptors and a jump host's limits, not speed."""
 NODE_TIMEOUT = 20.0
 """Seconds for one node to connect and report; a healthy one needs less than one."""
+TOO_SLOW = 4.0
+"""Seconds on the way there and back from which a report says nothing of the node's clock: it may be wrong by half."""
 
 
 async def observe(
-    nodes: Mapping[str, DesiredNode], record: Record | None, links: Links, *, timeout: float = NODE_TIMEOUT
+    nodes: Mapping[str, DesiredNode],
+    record: Record | None,
+    links: Links,
+    *,
+    clock: Clock,
+    timeout: float = NODE_TIMEOUT,
 ) -> Observed:
     """What one pass learns. Never raises for a node: its error stands in its observation."""
     gate = asyncio.Semaphore(AT_ONCE)
@@ -28,7 +39,11 @@ async def observe(
         known = record.nodes.get(node.name) if record else None
         async with gate:
             return await observe_node(
-                node, links, journal_after=known.journal_cursor if known else 0, timeout=timeout
+                node,
+                links,
+                journal_after=known.journal_cursor if known else 0,
+                clock=clock,
+                timeout=timeout,
             )
 
     seen = await asyncio.gather(*(one(node) for node in nodes.values()))
@@ -36,13 +51,14 @@ async def observe(
 
 
 async def observe_node(
-    node: DesiredNode, links: Links, *, journal_after: int, timeout: float
+    node: DesiredNode, links: Links, *, journal_after: int, clock: Clock, timeout: float
 ) -> NodeObservation:
     """One node: its agent's report, else facts without an agent, else why nothing is known."""
+    asker = _Asker(node, links, clock, timeout)
     try:
         async with asyncio.timeout(timeout):
             try:
-                report = await _report(node, links, journal_after, timeout)
+                report, skew = await asker.report(journal_after)
             except NoAgentError as missing:
                 facts = await _facts(node, links)
                 return NodeObservation(node=node.name, reach=Reach.NO_AGENT, facts=facts, error=str(missing))
@@ -54,27 +70,51 @@ async def observe_node(
     except (LlmgwError, OSError, CodecError) as failed:
         error = str(failed)
     else:
-        return NodeObservation(node=node.name, reach=Reach.OK, facts=report.facts, report=report)
+        return NodeObservation(node=node.name, reach=Reach.OK, facts=report.facts, report=report, skew=skew)
     return NodeObservation(node=node.name, reach=Reach.UNREACHABLE, error=error)
 
 
-async def _report(node: DesiredNode, links: Links, journal_after: int, timeout: float) -> Report:
-    report = await _ask(node, links, journal_after, timeout)
-    if report.journal_last < journal_after:  # the agent began a new journal: its numbers mean other things
-        report = await _ask(node, links, 0, timeout)
-    return report
+@dataclass(frozen=True, slots=True)
+class _Asker:
+    """Asks one node for its report."""
+
+    node: DesiredNode
+    links: Links
+    clock: Clock
+    timeout: float
+
+    async def report(self, journal_after: int) -> tuple[Report, float | None]:
+        """With what it says of the node's clock."""
+        report, skew = await self._persistently(journal_after)
+        if (
+            report.journal_last < journal_after
+        ):  # the agent began a new journal: its numbers mean other things
+            report, skew = await self._persistently(0)
+        return report, skew
+
+    async def _persistently(self, journal_after: int) -> tuple[Report, float | None]:
+        """A connection kept from an earlier pass may be dead, so a broken one is opened again once."""
+        link = await self.links.to(self.node)
+        try:
+            return await self._ask(link, journal_after)
+        except RetryError:
+            await self.links.drop(self.node.name)
+            return await self._ask(await self.links.to(self.node), journal_after)
+
+    async def _ask(self, link: Link, journal_after: int) -> tuple[Report, float | None]:
+        loop = asyncio.get_running_loop()
+        sent = loop.time()
+        params = ReportParams(journal_after=journal_after)
+        report = await link.request("report", params, Report, timeout=self.timeout)
+        on_its_way = max(loop.time() - sent - report.took, 0.0)
+        return report, _skew(report.at, self.clock.now(), on_its_way)
 
 
-async def _ask(node: DesiredNode, links: Links, journal_after: int, timeout: float) -> Report:
-    """Ask; a connection kept from an earlier pass may be dead, so a broken one is opened again once."""
-    params = ReportParams(journal_after=journal_after)
-    link = await links.to(node)
-    try:
-        return await link.request("report", params, Report, timeout=timeout)
-    except RetryError:
-        await links.drop(node.name)
-        link = await links.to(node)
-        return await link.request("report", params, Report, timeout=timeout)
+def _skew(told: datetime, now: datetime, on_its_way: float) -> float | None:
+    """Seconds that the node's clock is ahead, as if its answer had needed half of what was spent on the way."""
+    if on_its_way > TOO_SLOW:
+        return None
+    return (told - now).total_seconds() + on_its_way / 2
 
 
 async def _facts(node: DesiredNode, links: Links) -> Facts | None:

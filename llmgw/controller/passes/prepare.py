@@ -60,7 +60,7 @@ async def prepare(
     if wish.offline:
         observed = unasked(desired.nodes, stored.record)
     else:
-        observed = await observe(desired.nodes, stored.record, links)
+        observed = await observe(desired.nodes, stored.record, links, clock=fleet.clock)
     made = await plan_again(fleet, wish, stored=stored, record=record, desired=desired, observed=observed)
     return Prepared(stored=stored, record=record, desired=desired, observed=observed, plan=made)
 

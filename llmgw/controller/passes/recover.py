@@ -59,7 +59,7 @@ async def recover(fleet: Fleet, links: Links, *, commit: Commit | None, after: C
     commit = commit or await fleet.source.newest()
     desired = await fleet.source.desired(commit, key_id=key_id(secret))
     links.whoever = True
-    observed = await observe(desired.nodes, None, links)
+    observed = await observe(desired.nodes, None, links, clock=fleet.clock)
     record, left = rebuilt(desired, observed, key_id=key_id(secret), fleet=_owner(observed, fleet.first_id))
     record = replace(record, last_pass=_pass(fleet, record, commit))
     silent = {name: node.error for name, node in observed.nodes.items() if node.reach is Reach.UNREACHABLE}

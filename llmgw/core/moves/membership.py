@@ -1,15 +1,13 @@
 """Nodes that come, change and go: agents installed and upgraded, machines that Git no longer names."""
 
-from llmgw.core.amounts import names, plural
+from llmgw.core.amounts import names
 from llmgw.core.moves.diff import change as field_change
 from llmgw.core.moves.round import Round
+from llmgw.core.seen.cautions import cautions
 from llmgw.core.seen.survey import NodeView
 from llmgw.model.plan import Action, Change, FieldChange, Notice
 from llmgw.model.record import NodeRecord
 from llmgw.model.report import Reach
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-"""Connections to elsewhere never take a port of these."""
 
 
 def settle_nodes(round_: Round, *, agent_version: str) -> None:
@@ -26,8 +24,7 @@ def settle_nodes(round_: Round, *, agent_version: str) -> None:
             _unasked(round_, view)
         elif view.report is not None:
             _answering(round_, view, agent_version)
-            _expected(round_, view)
-            _ports(round_, view)
+        _caution(round_, view)
 
 
 def _bare(round_: Round, view: NodeView) -> None:
@@ -90,34 +87,9 @@ def _moved(round_: Round, view: NodeView, known: NodeRecord) -> None:
     _tell(round_, view, Action.UPDATE, "address-changed", reason, fields)
 
 
-def _expected(round_: Round, view: NodeView) -> None:
-    """``expect``: fewer GPUs than the manifest promises is a named problem, and stops nothing."""
-    if view.desired is None or view.facts is None or not view.desired.spec.expect.gpus:
-        return
-    wanted = view.desired.spec.expect
-    having = [
-        gpu for gpu in view.facts.gpus if wanted.gpu_class in (None, gpu.gpu_class) and gpu.parent is None
-    ]
-    if len(having) < wanted.gpus:
-        kind = f" of class {wanted.gpu_class}" if wanted.gpu_class else ""
-        why = f" ({'; '.join(view.facts.problems)})" if view.facts.problems else ""
-        text = f"node/{view.name} has {plural(len(having), 'GPU')}{kind}, its manifest expects {wanted.gpus}{why}"
-        round_.told.warnings.append(Notice(text=text, where=view.desired.where))
-
-
-def _ports(round_: Round, view: NodeView) -> None:
-    """A port that the kernel may give to anybody may be taken when an engine wants it."""
-    if view.desired is None or view.facts is None or view.facts.ephemeral_ports is None:
-        return
-    if view.desired.address in LOOPBACK:
-        return
-    ours, (low, high) = view.desired.spec.ports, view.facts.ephemeral_ports
-    if ours.from_port <= high and low <= ours.to_port:
-        text = (
-            f"node/{view.name}: ports {ours.from_port} to {ours.to_port} overlap those the kernel gives to outgoing "
-            f"connections ({low} to {high}): an engine may find its port taken; choose others in spec.ports"
-        )
-        round_.told.warnings.append(Notice(text=text, where=view.desired.where))
+def _caution(round_: Round, view: NodeView) -> None:
+    where = view.desired.where if view.desired is not None else None
+    round_.told.warnings += [Notice(text=f"node/{view.name}: {text}", where=where) for text in cautions(view)]
 
 
 def _not_in_git(round_: Round, view: NodeView) -> None:

@@ -31,6 +31,7 @@ class NodeView:
     obstacle: str = ""
     presumed: bool = False
     intruder: str = ""  # why its agent is not this fleet's node: another fleet's, another node's
+    skew: float | None = None  # seconds that its clock is ahead of this one
 
     @property
     def known(self) -> bool:
@@ -101,6 +102,7 @@ def _view(
         obstacle=intruder or _obstacle(node, reach, facts, error, offline=offline),
         presumed=presumed,
         intruder=intruder,
+        skew=seen.skew if seen is not None else None,
     )
 
 

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from llmgw.core.place.claims import NodeLedger, ledgers
 from llmgw.core.record.news import NO_WISHES
+from llmgw.core.seen.cautions import cautions, clock_caution
 from llmgw.core.seen.condition import Condition, Health, condition
 from llmgw.core.seen.survey import NodeView, SeenShard, Survey, survey
 from llmgw.model.desired import Desired
@@ -249,6 +250,8 @@ def _node(view: NodeView, record: Record, book: NodeLedger) -> NodeRow:
         *(facts.problems if facts is not None else ()),
         *(f"GPU {gpu.index}: {reason}" for gpu in (facts.gpus if facts else ()) for reason in gpu.health),
         *reported,
+        *cautions(view),
+        *clock_caution(view),
     )
     return NodeRow(
         name=view.name,

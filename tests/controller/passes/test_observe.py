@@ -2,18 +2,34 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, TypeVar, cast
 
+from llmgw.clock import FakeClock
 from llmgw.controller.nodes.transport import Link
 from llmgw.controller.passes.links import Links
-from llmgw.controller.passes.observe import AT_ONCE, observe, unasked
+from llmgw.controller.passes.observe import AT_ONCE, NODE_TIMEOUT, observe, observe_node, unasked
 from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts
 from llmgw.model.ids import FleetId
 from llmgw.model.problems import RetryError, StalledError, UnknownOutcomeError
 from llmgw.model.record import NodeRecord, Record
 from llmgw.model.report import NodeObservation, Observed, Reach
-from tests.controller.passes.doubles import FLEET, Script, ScriptedTransport, node, report, transports
+from tests.controller.passes.doubles import (
+    FLEET,
+    NOW,
+    Script,
+    ScriptedLink,
+    ScriptedTransport,
+    node,
+    report,
+    transports,
+)
+from tests.sim.loop import LoopClock, VirtualLoop
+from tests.sim.loop import run as run_virtual
+
+T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, Observed]) -> Observed:
@@ -21,14 +37,19 @@ def run(main: Coroutine[Any, Any, Observed]) -> Observed:
 
 
 def seen(
-    transport: ScriptedTransport, record: Record | None = None, *, timeout: float = 5, **pretended: Facts
+    transport: ScriptedTransport,
+    record: Record | None = None,
+    *,
+    timeout: float = 5,
+    clock: FakeClock | None = None,
+    **pretended: Facts,
 ) -> Observed:
     async def main() -> Observed:
         links = Links(transports(transport))
         links.fleet = FLEET
         nodes = {name: node(name, pretended=pretended.get(name)) for name in transport.scripts}
         try:
-            return await observe(nodes, record, links, timeout=timeout)
+            return await observe(nodes, record, links, clock=clock or FakeClock(NOW), timeout=timeout)
         finally:
             await links.close()
 
@@ -40,11 +61,61 @@ def one(transport: ScriptedTransport, **rest: Any) -> NodeObservation:
     return found
 
 
+class FarTransport(ScriptedTransport):
+    """The way there and back takes ``way`` seconds of the loop's time; the agent's clock is right."""
+
+    def __init__(self, script: Script, way: float, clock: LoopClock) -> None:
+        super().__init__(script)
+        self._way, self._clock = way, clock
+
+    async def connect(self, node: DesiredNode, *, fleet: str | None) -> Link:
+        return FarLink(self.scripts[node.name], self._way, self._clock)
+
+
+class FarLink(ScriptedLink):
+    def __init__(self, script: Script, way: float, clock: LoopClock) -> None:
+        super().__init__(script)
+        self._way, self._clock = way, clock
+
+    async def request(self, method: str, params: Any, result: type[T], *, timeout: float) -> T:
+        await asyncio.sleep(self._way / 2)
+        answer: Any = replace(report("gpu01"), at=self._clock.now())
+        await asyncio.sleep(self._way / 2)
+        return cast("T", answer)
+
+
+def asked_over(way: float) -> NodeObservation:
+    loop = VirtualLoop()
+    clock = LoopClock(loop)
+    links = Links(transports(FarTransport(Script("gpu01"), way, clock)))
+    links.fleet = FLEET
+    return run_virtual(
+        observe_node(node("gpu01"), links, journal_after=0, clock=clock, timeout=NODE_TIMEOUT), loop
+    )
+
+
 def test_a_node_that_reports_is_known_with_its_facts() -> None:
     found = one(ScriptedTransport(Script("gpu01", report=[report("gpu01")])))
     assert found.reach is Reach.OK
     assert found.report is not None
     assert found.facts == found.report.facts
+
+
+def test_how_far_a_nodes_clock_is_ahead_is_told_without_the_time_that_its_answer_took() -> None:
+    late = Script("gpu01", report=[replace(report("gpu01"), took=9.0)])
+    skew = one(ScriptedTransport(late), clock=FakeClock(NOW - timedelta(seconds=40))).skew
+    assert skew is not None
+    assert 39.9 < skew < 40.5
+    skew = one(ScriptedTransport(late), clock=FakeClock(NOW + timedelta(seconds=7))).skew
+    assert skew is not None
+    assert -7.1 < skew < -6.5
+
+
+def test_an_answer_that_was_long_on_its_way_says_nothing_of_the_clock() -> None:
+    found = asked_over(5.0)
+    assert found.reach is Reach.OK
+    assert found.skew is None
+    assert asked_over(3.0).skew == 0.0, "half of the way was back"
 
 
 def test_the_journal_is_asked_from_where_the_record_left_off() -> None:
