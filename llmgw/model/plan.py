@@ -107,6 +107,18 @@ AWAITS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Whose word a variable of a process is, for people: ``network``, ``node NAME``, ``profile NAME``, ``model NAME``, or
+    ``engine`` where llmgw overrules them. ``over`` are the others who said something else, with what they said."""
+
+    process: str
+    name: str
+    source: str
+    reason: str
+    over: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One thing to do on one node. Runs when every step of ``after`` is done. ``publish`` has no node: it is
     made true by the record."""
@@ -122,6 +134,7 @@ class Step:
     wave: int = 0
     timeout: float = 30  # seconds for the command to be answered, not for what it sets going
     launch: LaunchSpec | None = None
+    origins: tuple[Origin, ...] = ()  # of the launch's variables that are not the engine's own
     install: InstallSpec | None = None
     fetch: FetchSpec | None = None
     drain_timeout: float | None = None

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 from llmgw.core.adapter import NOTHING_KNOWN, EngineAdapter, Known, Need, NodeContext, Placed
 from llmgw.model.claims import Claims
 from llmgw.model.desired import Desired, DesiredModel, DesiredNode
-from llmgw.model.facts import Facts, Gpu, GpuProcess
+from llmgw.model.facts import Facts, Gpu, GpuProcess, Interface
 from llmgw.model.ids import Commit, FleetId, JobId, digest, shard_id
 from llmgw.model.launch import ENGINE, FetchSpec, HttpProbe, InstallSpec, LaunchSpec, Probes, Process
 from llmgw.model.manifest import (
@@ -119,9 +119,13 @@ def node(name: str, **spec: object) -> DesiredNode:
         name=name,
         labels={},
         spec=NodeSpec(**spec),  # type: ignore[arg-type] # the test's own words
-        address=f"10.0.0.{int(''.join(c for c in name if c.isdigit()) or 1) % 250}",
+        address=address_of(name),
         where=Where(file=f"nodes/{name}.yaml", line=1, column=1),
     )
+
+
+def address_of(name: str) -> str:
+    return f"10.0.0.{int(''.join(c for c in name if c.isdigit()) or 1) % 250}"
 
 
 def profile(*, gpus: int = 1, share: int | None = None, **spec: object) -> ProfileSpec:
@@ -191,6 +195,7 @@ def stranger(memory: int | None, pid: int = 4711, user: str = "ann") -> GpuProce
 
 
 def facts(node_name: str, *, gpus: int = 1, memory: int = 64 * GIB, **more: object) -> Facts:
+    more.setdefault("interfaces", (Interface(name="eth0", addresses=(address_of(node_name),)),))
     more.setdefault("gpus", tuple(gpu(node_name, index) for index in range(gpus)))
     return Facts(
         hostname=node_name,

@@ -56,7 +56,6 @@ WRITTEN: Mapping[tuple[str, str], Any] = {
     ("Fleet", "spec.pip.wheelDir"): "/srv/wheels",
     ("Node", "spec.pool"): "other",
     ("Node", "spec.address"): "127.0.0.9",
-    ("Node", "spec.fabrics"): [{"name": "a", "hcas": ["mlx5_0"]}],
     ("Node", "spec.ports.from"): 18500,
     ("Node", "spec.ports.to"): 18600,
     ("Node", "spec.dirs.work"): "/srv/llmgw",
@@ -125,6 +124,7 @@ ELSEWHERE = {
     ("Node", "spec.ssh"),  # core/test_resolve.py
     ("Node", "spec.local.workDir"),  # controller/nodes/test_local.py
     ("Node", "spec.local.facts"),  # core/test_resolve.py
+    ("Node", "spec.fabrics"),  # core/fabric/test_networks.py
     ("Node", "spec.expect.gpus"),  # core/test_placement.py
     ("Node", "spec.expect.class"),  # core/test_placement.py
     ("Model", "spec.profile"),  # core/test_resolve.py

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 from llmgw.core.adapter import Need
 from llmgw.core.place.candidates import Request
@@ -28,7 +29,7 @@ def placer(*states: NodeState, nodes: list[DesiredNode] | None = None) -> Placer
 
 
 def request(
-    gpus: Gpus = ONE, *, memory: int = 0, rules: PlacementRules | None = None, nodes: int = 1, **more: str
+    gpus: Gpus = ONE, *, memory: int = 0, rules: PlacementRules | None = None, nodes: int = 1, **more: Any
 ) -> Request:
     need = Need(ports=1, gpu_memory=gpus.share or 0, memory=memory)
     return Request(model="chat", gpus=gpus, need=need, nodes=nodes, rules=rules or PlacementRules(), **more)

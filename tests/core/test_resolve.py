@@ -463,7 +463,6 @@ ASKS: dict[tuple[str, str], Manifest] = {
     ("Model", "spec.maxLoadedAdapters"): model("m", max_loaded_adapters=1),
     ("Node", "spec.drain"): local("n", drain=True),
     ("Profile", "spec.launch"): profile("p", launch="ray"),
-    ("Profile", "spec.fabric"): profile("p", fabric="preferred"),
     ("Fleet", "spec.suspend"): document("f", FleetSpec(suspend=True)),
 }
 

@@ -3,6 +3,7 @@ whose order never came."""
 
 from llmgw.core.amounts import names
 from llmgw.core.moves.departure import remove
+from llmgw.core.moves.networks import unjoined
 from llmgw.core.moves.round import Copy, Round
 from llmgw.core.moves.standing import Standing, Want
 from llmgw.core.moves.steps import failing, job_failed, lacking
@@ -47,7 +48,7 @@ def _place_lost(round_: Round, copy: Copy, ranks: frozenset[int] | None = None) 
         listening = facts.listening if facts is not None else ()
         if taken := sorted(set(rank.ports) & set(listening)):
             return f"somebody else listens on port {taken[0]} of {rank.node}"
-    return ""
+    return unjoined(round_, copy)
 
 
 def complete(round_: Round, stand: Standing, target: Copy) -> Want | None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from llmgw.core.adapter import Need
+from llmgw.core.fabric.choice import wish_of
 from llmgw.core.moves.round import Copy, Round
 from llmgw.core.place.candidates import Request, breaks_rules
 from llmgw.core.seen.condition import Health, condition, outdated
@@ -87,6 +88,7 @@ class Standing:
             nodes=goal.profile.nodes,
             rules=self.model.spec.placement,
             weights=self.weights,
+            network=wish_of(goal),
         )
 
 

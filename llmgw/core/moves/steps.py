@@ -8,14 +8,17 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import Enum
 
-from llmgw.core.adapter import EngineAdapter, NodeContext, Placed
+from llmgw.core.adapter import EngineAdapter, NodeContext, Placed, RankNetwork
 from llmgw.core.amounts import names
+from llmgw.core.fabric.labels import Labels, labels
+from llmgw.core.fabric.network import Network, network
+from llmgw.core.moves.origins import origins
 from llmgw.core.seen.survey import NodeView, Survey
 from llmgw.model.desired import DesiredModel
 from llmgw.model.ids import ReplicaId, shard_id
 from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec
 from llmgw.model.manifest import Pip
-from llmgw.model.plan import Step, StepKind, sendable
+from llmgw.model.plan import Origin, Step, StepKind, sendable
 from llmgw.model.record import RankPlacement, ReplicaRecord
 from llmgw.model.report import JobReport, JobState
 
@@ -77,6 +80,9 @@ class StepBook:
     _steps: dict[str, Step] = field(default_factory=dict)
     _launches: dict[str, tuple[LaunchSpec, ...]] = field(default_factory=dict)
     _contexts: dict[str, NodeContext] = field(default_factory=dict)
+    _labels: Labels | None = None
+    networks: dict[str, Network] = field(default_factory=dict)
+    """By replica that is started."""
 
     def add(self, step: Step) -> str:
         """The first to ask for a step says why."""
@@ -150,6 +156,7 @@ class StepBook:
                         after=tuple(dict.fromkeys((*before, *lead))),
                         timeout=COMMAND_WITHIN,
                         launch=spec,
+                        origins=self._origins(model, spec, ranks[spec.rank]),
                     )
                 )
             )
@@ -160,15 +167,33 @@ class StepBook:
     ) -> tuple[LaunchSpec, ...]:
         """What the engine's adapter makes of a settled place."""
         if replica not in self._launches:
+            nodes = {rank.node: self._context(rank.node) for rank in ranks}
+            told = self.networks[replica] = network(model, ranks, nodes, self.labels())
             placed = Placed(
                 model=model,
                 replica=replica,
                 ranks=ranks,
-                nodes={rank.node: self._context(rank.node) for rank in ranks},
+                nodes=nodes,
                 pip=self.pip,
+                network=told.ranks,
             )
             self._launches[replica] = self.adapters[model.profile.engine.name].launch(placed)
         return self._launches[replica]
+
+    def _origins(self, model: DesiredModel, spec: LaunchSpec, rank: RankPlacement) -> tuple[Origin, ...]:
+        return origins(
+            spec,
+            node_name=rank.node,
+            node=self._context(rank.node).spec,
+            model=model,
+            network=self.networks[spec.replica].ranks.get(spec.rank, RankNetwork()),
+        )
+
+    def labels(self) -> Labels:
+        """The fabrics of every node, as far as they can be used."""
+        if self._labels is None:
+            self._labels = labels(self.survey.nodes.values())
+        return self._labels
 
     def publish(self, subject: str, *, model: str | None, reason: str, after: Iterable[str] = ()) -> str:
         """``subject`` is a replica's id, a model's name or ``node/NAME``: what the record says from now on."""

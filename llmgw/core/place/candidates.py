@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from llmgw.core.adapter import Need
 from llmgw.core.amounts import names, size
+from llmgw.core.fabric import choice, interfaces
+from llmgw.core.fabric.choice import Wish
 from llmgw.core.place.claims import NodeLedger
 from llmgw.core.place.fitting import Fit, describe, fit, need_text, suits
 from llmgw.model.manifest import Gpus, PlacementRules
@@ -27,6 +29,7 @@ class Request:
     nodes: int
     rules: PlacementRules
     weights: str | None = None
+    network: Wish = Wish()
 
     @property
     def spread(self) -> bool:
@@ -35,7 +38,7 @@ class Request:
     @property
     def rules_key(self) -> tuple[object, ...]:
         """Equal for requests that have the same candidates."""
-        labels = tuple(sorted(self.rules.labels.items()))
+        labels = (self.nodes > 1, self.network, *sorted(self.rules.labels.items()))
         return (self.rules.pool, labels, self.rules.nodes, self.gpus, self.need.gpu_memory)
 
 
@@ -84,6 +87,8 @@ def _against_rules(request: Request, ledger: NodeLedger, named: frozenset[str]) 
     name = ledger.view.name
     if reason := breaks_rules(ledger, request.rules, named) or ledger.view.obstacle:
         return Rejection(node=name, reason=reason)
+    if rejection := _cannot_meet(request, ledger):
+        return rejection
     if not request.gpus.per_node:
         return None
     if not ledger.gpus:
@@ -99,6 +104,25 @@ def _against_rules(request: Request, ledger: NodeLedger, named: frozenset[str]) 
             have=names(kinds),
         )
     return None
+
+
+def _cannot_meet(request: Request, ledger: NodeLedger) -> Rejection | None:
+    """Why a node can't hold a rank that meets others over the network."""
+    if request.nodes == 1:
+        return None
+    name, facts = ledger.view.name, ledger.view.facts
+    own = interfaces.own(ledger.address, facts)
+    if own.wrong:
+        return Rejection(
+            node=name, reason="no interface holds its address", need=ledger.address, have=f"it has {own.why}"
+        )
+    node = ledger.view.desired
+    if request.network.fabric != "required" or node is None:
+        return None
+    if choice.usable(ledger.fabrics, request.network):
+        return None
+    have = choice.lacking(node.spec, facts, ledger.fabrics, request.network)
+    return Rejection(node=name, reason="has no usable fabric", need="one (fabric: required)", have=have)
 
 
 def turned_down(request: Request, among: Candidates, chosen: Mapping[str, object]) -> tuple[Rejection, ...]:

@@ -5,10 +5,11 @@ The invariant: claims on a GPU never exceed it, nor on ports or memory. A ledger
 and thrown away with it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from llmgw.core.amounts import GIB, size
+from llmgw.core.fabric.labels import NodeFabric, labels
 from llmgw.core.seen.condition import ENDED
 from llmgw.core.seen.survey import NodeView, Survey
 from llmgw.model.claims import Claims
@@ -85,6 +86,7 @@ class NodeLedger:
     address: str
     ports: PortRange
     gpus: tuple[GpuLedger, ...] = ()
+    fabrics: Mapping[str, NodeFabric] = field(default_factory=dict)
     memory_total: int | None = None
     memory: list[Holding] = field(default_factory=list)
     taken: set[int] = field(default_factory=set)
@@ -154,7 +156,10 @@ def rank_claims(rank: RankPlacement) -> Claims:
 
 def ledgers(survey: Survey, replicas: Iterable[ReplicaRecord]) -> dict[str, NodeLedger]:
     """Everything that is held before this plan adds to it, by node."""
-    books = {view.name: _ledger(view, order) for order, view in enumerate(survey.nodes.values())}
+    found = labels(survey.nodes.values())
+    books = {
+        view.name: _ledger(view, order, found[view.name]) for order, view in enumerate(survey.nodes.values())
+    }
     recorded = set()
     for replica in replicas:
         for rank in replica.ranks:
@@ -170,7 +175,7 @@ def ledgers(survey: Survey, replicas: Iterable[ReplicaRecord]) -> dict[str, Node
     return books
 
 
-def _ledger(view: NodeView, order: int) -> NodeLedger:
+def _ledger(view: NodeView, order: int, fabrics: Mapping[str, NodeFabric]) -> NodeLedger:
     spec = view.desired.spec if view.desired is not None else None
     reserve = spec.reserve if spec is not None else Reserve()
     facts = view.facts or Facts()
@@ -182,6 +187,7 @@ def _ledger(view: NodeView, order: int) -> NodeLedger:
         address=view.desired.address if view.desired is not None else "",
         ports=spec.ports if spec is not None else PortRange(),
         gpus=tuple(_gpu_ledger(gpu, reserve, parents) for gpu in facts.gpus),
+        fabrics=fabrics,
         memory_total=total,
         taken=set(facts.listening),
     )

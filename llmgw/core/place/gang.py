@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 
 from llmgw.core.amounts import names, plural
+from llmgw.core.fabric import choice
 from llmgw.core.place.candidates import Candidates, Request
 from llmgw.core.place.claims import NodeLedger
 from llmgw.core.place.fitting import NOBODY, Fit, fit, need_text, suits
@@ -17,6 +18,7 @@ class Kind:
 
     gpu_class: str  # empty: they compute on the CPU
     loopback: bool
+    fabric: str = ""  # empty: they may do without
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,10 +42,23 @@ def gather(
     without: frozenset[str] = NOBODY,
     soon: bool = False,
 ) -> list[Fit]:
-    """One fit a rank out of the first nodes of one kind, in their order, or none. The first with ports enough leads."""
+    """One fit a rank out of the first nodes of one kind, in their order, or none. The first with ports enough leads. A
+    fabric that is preferred is looked for first, and done without where no gang comes together on one."""
+    tries = {"none": (False,), "preferred": (True, False), "required": (True,)}[request.network.fabric]
+    every = tuple(nodes) if len(tries) > 1 else nodes
+    for joined in tries:
+        if found := _gather(request, every, joined=joined, without=without, soon=soon):
+            return found
+    return []
+
+
+def _gather(
+    request: Request, nodes: Iterable[NodeLedger], *, joined: bool, without: frozenset[str], soon: bool
+) -> list[Fit]:
+    """``joined``: only nodes that share a fabric."""
     groups: dict[Kind, _Group] = {}
     for ledger in nodes:
-        for kind in kinds(ledger, request):
+        for kind in kinds(ledger, request, joined=joined):
             group = groups.setdefault(kind, _Group())
             _add(group, ledger, _of_kind(request, kind), without=without, soon=soon)
             if found := group.whole(request.nodes):
@@ -62,16 +77,17 @@ def _add(group: _Group, ledger: NodeLedger, request: Request, *, without: frozen
         group.workers.append(found)
 
 
-def kinds(ledger: NodeLedger, request: Request) -> Iterator[Kind]:
+def kinds(ledger: NodeLedger, request: Request, *, joined: bool) -> Iterator[Kind]:
+    """One for each class of GPUs and, where they must be ``joined``, each fabric."""
     loopback = _is_loopback(ledger.address)
-    if not request.gpus.per_node:
-        yield Kind(gpu_class="", loopback=loopback)
-        return
-    classes = (
-        entry.gpu.gpu_class for entry in ledger.gpus if suits(ledger, entry, request.gpus, request.need)
-    )
+    fabrics = choice.usable(ledger.fabrics, request.network) if joined else ("",)
+    classes: Iterable[str] = ("",)
+    if request.gpus.per_node:
+        classes = (
+            entry.gpu.gpu_class for entry in ledger.gpus if suits(ledger, entry, request.gpus, request.need)
+        )
     for gpu_class in dict.fromkeys(classes):
-        yield Kind(gpu_class=gpu_class, loopback=loopback)
+        yield from (Kind(gpu_class=gpu_class, loopback=loopback, fabric=fabric) for fabric in fabrics)
 
 
 def _of_kind(request: Request, kind: Kind) -> Request:
@@ -90,23 +106,29 @@ def _is_loopback(address: str) -> bool:
 def shortage(request: Request, among: Candidates) -> str:
     """Why no gang came together, with numbers: ``it needs 2 nodes with 8 whole GPUs each, 1 of 4 has that``."""
     having: dict[Kind, list[str]] = {}
+    required = request.network.fabric == "required"
     for ledger in among.nodes:
-        for kind in kinds(ledger, request):
+        for kind in kinds(ledger, request, joined=required):
             of_kind = _of_kind(request, kind)
             if isinstance(fit(ledger, of_kind.gpus, of_kind.need, leader=False), Fit):
                 having.setdefault(kind, []).append(ledger.view.name)
     able = {name for group in having.values() for name in group}
     has = f"{len(able)} of {len(among.nodes)} {'has' if len(able) == 1 else 'have'} that"
-    text = f"it needs {request.nodes} nodes at once with {need_text(request.gpus, request.need)} each, {has}"
+    share = " that share a fabric (fabric: required)" if required else ""
+    if required and not among.nodes:
+        return f"it needs {request.nodes} nodes{share}, and none has one that can be used"
+    text = f"it needs {request.nodes} nodes at once{share} with {need_text(request.gpus, request.need)} each, {has}"
     if len(able) < request.nodes:
         return text
     if any(len(group) >= request.nodes for group in having.values()):
         ports = plural(request.need.ports + request.need.leader_ports, "free port")
         return f"{text}, but none of them has {ports} for rank 0"
     apart = "; ".join(f"{_kind_text(kind)} {names(group)}" for kind, group in having.items())
-    return f"{text}, but the ranks of one replica must be alike: {apart}"
+    must = "be alike and share a fabric" if required else "be alike"
+    return f"{text}, but the ranks of one replica must {must}: {apart}"
 
 
 def _kind_text(kind: Kind) -> str:
     where = " at loopback addresses" if kind.loopback else ""
-    return f"{kind.gpu_class or 'without GPUs'}{where} on"
+    fabric = f" in {kind.fabric}" if kind.fabric else ""
+    return f"{kind.gpu_class or 'without GPUs'}{where}{fabric} on"

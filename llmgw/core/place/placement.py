@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from llmgw.core.amounts import plural
+from llmgw.core.fabric import choice
 from llmgw.core.place.candidates import LOOK_CLOSELY, Candidates, Request, candidates, turned_down
 from llmgw.core.place.claims import NodeLedger, rank_claims
 from llmgw.core.place.fitting import NOBODY, Fit, fit
@@ -197,6 +198,7 @@ class Placer:
             for rank, found in enumerate(chosen)
         )
         reasons = tuple(dict.fromkeys(self._why(request, found, freed_by) for found in chosen))
+        reasons += _joined(request, chosen)
         return Decision(ranks=ranks, reasons=reasons, rejections=self._others(request, among, ranks))
 
     def _why(self, request: Request, found: Fit, freed_by: str) -> str:
@@ -226,3 +228,10 @@ class Placer:
         if request.model not in self._told:
             self._told[request.model] = turned_down(request, among, chosen)
         return self._told[request.model]
+
+
+def _joined(request: Request, chosen: list[Fit]) -> tuple[str, ...]:
+    """Which fabric joins the ranks, and why that one."""
+    found = {each.ledger.view.name: each.ledger.fabrics for each in chosen}
+    fabric = choice.shared(found, found, request.network)
+    return (choice.reason(found, found, fabric, request.network),) if fabric is not None else ()

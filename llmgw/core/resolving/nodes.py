@@ -13,6 +13,7 @@ from llmgw.wire.codec import CodecError, loads
 
 LOOPBACK = "127.0.0.1"
 CONTROL = re.compile("[\x00-\x1f\x7f]")
+_HCA = re.compile(r"[A-Za-z0-9_.-]+(:[0-9]+)?")
 _EVERY_INTERFACE = ("0.0.0.0", "::")  # noqa: S104 - named to be refused
 
 
@@ -74,6 +75,7 @@ def _alone(manifest: Manifest, spec: NodeSpec) -> Iterator[Problem]:
             where=manifest.at("spec.address"),
         )
     yield from _of_its_transport(manifest, spec)
+    yield from _fabrics(manifest, spec)
     for name, value in spec.env.items():
         if isinstance(value, str) and (found := CONTROL.search(value)):
             yield Problem(
@@ -117,6 +119,37 @@ def _of_its_transport(manifest: Manifest, spec: NodeSpec) -> Iterator[Problem]:
             instead="write its public keys there, as in hostKeys",
             where=manifest.at("spec.ssh.jump"),
         )
+
+
+def _fabrics(manifest: Manifest, spec: NodeSpec) -> Iterator[Problem]:
+    """An adapter belongs to one fabric, and a fabric stands once: else it would not be known which adapters are meant."""
+    named: dict[str, int] = {}
+    whose: dict[str, str] = {}
+    for index, fabric in enumerate(spec.fabrics):
+        path = f"spec.fabrics[{index}]"
+        if named.setdefault(fabric.name, index) != index:
+            yield Problem(
+                what=f"{path}.name: the fabric {fabric.name} is there already",
+                instead="write all its adapters in one place",
+                where=manifest.at(f"{path}.name"),
+            )
+        for place, hca in enumerate(fabric.hcas):
+            at = f"{path}.hcas[{place}]"
+            if not _HCA.fullmatch(hca):
+                yield Problem(
+                    what=f"{at}: {hca!r} is no adapter's name",
+                    instead="write it as /sys/class/infiniband has it, such as mlx5_0; mlx5_0:1 is its first port only",
+                    where=manifest.at(at),
+                )
+            device, _, port = hca.partition(":")
+            others = {device} if port else {known for known in whose if known.partition(":")[0] == device}
+            for other in sorted(others & whose.keys() | ({hca} & whose.keys())):
+                yield Problem(
+                    what=f"{at}: {hca} is in the fabric {whose[other]} already{f' (as {other})' if other != hca else ''}",
+                    instead="an adapter, or each of its ports, belongs to one fabric",
+                    where=manifest.at(at),
+                )
+            whose.setdefault(hca, fabric.name)
 
 
 def _pretended(

@@ -16,10 +16,8 @@ NOT_YET: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("Fleet", "spec.agent.version", lambda spec: spec.agent.version is not None, "leave it out"),
     ("Fleet", "spec.syncWindows", lambda spec: bool(spec.sync_windows), "leave it out"),
     ("Fleet", "spec.suspend", lambda spec: spec.suspend, "leave it out"),
-    ("Node", "spec.fabrics", lambda spec: bool(spec.fabrics), "leave it out"),
     ("Node", "spec.drain", lambda spec: spec.drain, "write `cordon: true`, which keeps new shards away"),
     ("Profile", "spec.launch", lambda spec: spec.launch == "ray", "leave it out"),
-    ("Profile", "spec.fabric", lambda spec: spec.fabric != "none", "leave it out"),
     (
         "Model",
         "spec.source.huggingFace",

@@ -179,6 +179,12 @@ def _profiles(manifests: Manifests) -> Iterator[Problem]:
                     instead=f"leave {name} out, or write perNode: 1",
                     where=manifest.at(f"spec.gpus.{name}"),
                 )
+        if profile.fabric != "none" and (alone := _no_network(profile)):
+            yield Problem(
+                what=f"spec.fabric: {profile.fabric} is about the network between GPUs of several nodes, but {alone}",
+                instead="leave it out",
+                where=manifest.at("spec.fabric"),
+            )
         if restart.backoff > restart.max_backoff:
             yield Problem(
                 what=f"spec.restart.backoff ({restart.backoff:g}s) is longer than spec.restart.maxBackoff "
@@ -186,6 +192,12 @@ def _profiles(manifests: Manifests) -> Iterator[Problem]:
                 instead="write maxBackoff too, at least as long",
                 where=manifest.at("spec.restart.backoff"),
             )
+
+
+def _no_network(profile: ProfileSpec) -> str:
+    if profile.nodes == 1:
+        return "spec.nodes is 1"
+    return "spec.gpus.perNode is 0" if profile.gpus.per_node == 0 else ""
 
 
 # ---- references and names ----------------------------------------------------------------------------

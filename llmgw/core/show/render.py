@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from llmgw.core.amounts import at, names, plural, size
 from llmgw.core.show.render_status import history_text, problems_text, status_text
 from llmgw.model.launch import LaunchSpec, Process
-from llmgw.model.plan import Action, Change, Decision, FieldChange, Plan, Rejection, Step
+from llmgw.model.plan import Action, Change, Decision, FieldChange, Origin, Plan, Rejection, Step
 from llmgw.model.record import RankPlacement
 
 __all__ = ["Paint", "history_text", "plan_text", "problems_text", "status_text"]
@@ -217,7 +217,7 @@ def _commands(plan: Plan) -> list[str]:
         elif step.fetch is not None:
             lines += ["", f"{step.id}:", f"  {step.fetch.description}"]
         elif step.launch is not None:
-            lines += ["", f"{step.id} on {step.node}:", *_launch(step.launch)]
+            lines += ["", f"{step.id} on {step.node}:", *_launch(step.launch, step.origins)]
     return (
         ["", "Commands (values that only the node or the sender knows are shown as ${…}):", *lines]
         if lines
@@ -225,19 +225,27 @@ def _commands(plan: Plan) -> list[str]:
     )
 
 
-def _launch(spec: LaunchSpec) -> Iterator[str]:
+def _launch(spec: LaunchSpec, origins: tuple[Origin, ...]) -> Iterator[str]:
     for process in spec.processes:
-        yield from _process(process, alone=len(spec.processes) == 1)
+        own = tuple(origin for origin in origins if origin.process == process.name)
+        yield from _process(process, own, alone=len(spec.processes) == 1)
 
 
-def _process(process: Process, *, alone: bool) -> Iterator[str]:
+def _process(process: Process, origins: tuple[Origin, ...], *, alone: bool) -> Iterator[str]:
     if not alone:
         yield f"  # {process.name}{' (optional)' if process.optional else ''}"
     if process.wait_for is not None:
         yield f"  # waits for {process.wait_for.host}:{process.wait_for.port}"
     yield from (f"  # file {each.path}, {plural(len(each.content), 'character')}" for each in process.files)
+    yield from (f"  # {_origin(origin)}" for origin in origins)
     yield from (f"  {name}={quoted(value)} \\" for name, value in sorted(process.env.items()))
     yield f"  {' '.join(quoted(word) for word in process.argv)}"
+
+
+def _origin(origin: Origin) -> str:
+    """Whose word a variable is. Those that are the engine's own are not told."""
+    over = f"; over {', '.join(origin.over)}" if origin.over else ""
+    return f"{origin.name}: {origin.source}, {origin.reason}{over}"
 
 
 def quoted(word: str) -> str:

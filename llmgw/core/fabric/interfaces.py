@@ -1,0 +1,45 @@
+"""Which interface of a node holds its own address: the one that its ranks meet the others at."""
+
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from llmgw.core.amounts import names
+from llmgw.model.facts import Facts
+
+LOOPBACK = "lo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """``name`` is empty where it is not known, ``why`` says why; ``wrong``: the node tells its interfaces, and none has it."""
+
+    name: str = ""
+    why: str = ""
+    wrong: bool = False
+
+
+def own(address: str, facts: Facts | None) -> Own:
+    wanted = _parsed(address)
+    if wanted is None:
+        return Own(why=f"its address {address} is a name: write spec.address with the IP address")
+    if wanted.is_loopback:
+        return Own(name=LOOPBACK)
+    told = facts.interfaces if facts is not None else ()
+    if not told:
+        return Own(
+            why=f"which interface holds {address} is not known, so NCCL and Gloo choose one by themselves"
+        )
+    for interface in told:
+        if wanted in [_parsed(each) for each in interface.addresses]:
+            return Own(name=interface.name, why="" if interface.up else f"{interface.name} is down")
+    having = names(
+        f"{interface.name} {' '.join(interface.addresses)}" for interface in told if interface.addresses
+    )
+    return Own(why=having or "no interface with an address", wrong=True)
+
+
+def _parsed(address: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(address)
+    except ValueError:
+        return None
