@@ -39,11 +39,11 @@ class GpuKind:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
     """What the planner knows beside the manifests: of the model's weights (None: nothing), of the fleet's GPUs, and what
-    replicas with these weights were seen to take."""
+    replicas were seen to take, by the key of what it holds for."""
 
     weights: Weights | None = None
     kinds: tuple[GpuKind, ...] = ()
-    measured: tuple[Measured, ...] = ()
+    measured: Mapping[str, Measured] = field(default_factory=dict)
 
 
 NOTHING_KNOWN = Known()

@@ -3,7 +3,7 @@
 Text in argv, environment and files may hold *late values*, a closed list that only the node can know:
 ``${gpu.indices}`` ``${gpu.uuids}`` (comma lists of the claimed GPUs, in claim order; among indices a MIG instance
 stands by its UUID, because it has none) ``${engine}`` (directory of the installed engine) ``${weights}`` (path of the
-fetched weights) ``${home}`` (the engine's home) ``${key}`` (the replica's API key) ``${secret:NAME}``. ``$$`` is a
+fetched weights) ``${home}`` (the engine's home) ``${key}`` (the replica's API key) ``${secret:NAME}`` ``${adapter:NAME}`` (where a LoRA adapter lies). ``$$`` is a
 dollar sign. Anything else in ``${…}`` is refused.
 
 Durations are seconds, sizes bytes.
@@ -19,6 +19,7 @@ from llmgw.model.ids import JobId, ReplicaId, ShardId
 from llmgw.model.manifest import Secret
 
 LATE_VALUES = ("gpu.indices", "gpu.uuids", "engine", "weights", "home", "key")
+ADAPTER = "adapter:"
 LATE_PATTERN = re.compile(r"\$(?:\$|\{([^}]*)\})")
 MAX_PROCESSES = 16
 ENGINE = "engine"  # the name of a shard's last process, whose exit is the shard's
@@ -181,6 +182,17 @@ class FetchSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """What to look for in the engine's output once it is ready: ``patterns`` are regular expressions with one group, by name.
+    What they find is reported under ``key`` with ``about`` and ``given``, which the agent only passes on."""
+
+    key: str
+    about: str
+    patterns: Mapping[str, str] = field(default_factory=dict)
+    given: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
     """One shard's standing order. Processes start in order; the last one, named ``engine``, is the shard."""
 
@@ -206,3 +218,4 @@ class LaunchSpec:
     expect: Expect = Expect()
     restart: RestartPolicy = RestartPolicy()
     timeouts: ShardTimeouts = ShardTimeouts()
+    measure: Measure | None = None

@@ -79,17 +79,14 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one rank of an engine was seen to take of a GPU: read from the engine's own words when it became ready.
+    """What an engine said of its memory as it became ready, in its own words by the names of ``LaunchSpec.measure``.
 
-    Holds for the same weights, engine, class of GPU and way of running (``runs``: a digest of all that changes it).
+    ``key`` names the weights, the engine, the kind of GPU and the way of running that it holds for; ``about`` says so to
+    people. ``given`` is what the plan knew and the engine did not say.
     """
 
-    weights: str
-    engine: str
-    version: str
-    gpu_class: str
-    runs: str
-    values: Mapping[str, int] = field(
-        default_factory=dict
-    )  # bytes or tokens, by the names of LaunchSpec.measure
+    key: str
+    about: str
+    values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    given: Mapping[str, str] = field(default_factory=dict)
     replica: str = ""

@@ -1,0 +1,86 @@
+"""Measurements: for what one holds, and the numbers in what an engine said."""
+
+from collections.abc import Mapping
+
+from llmgw.core.adapter import GpuKind, Placed
+from llmgw.model import ids
+from llmgw.model.desired import DesiredModel
+from llmgw.model.launch import Measure
+from llmgw.model.manifest import ProfileSpec
+from llmgw.model.record import RankPlacement
+from llmgw.model.weights import Measured
+
+UNITS: Mapping[str, float] = {"weights": 1024**3, "kv": 1024**3, "mib": 1024**2}
+"""Bytes of one of what the value counts, by its name; those that are not here are plain numbers."""
+
+
+def measurement_key(model: DesiredModel, weights: str, kind: GpuKind) -> str:
+    """Names all that changes how much memory a rank takes besides the length of a request: weights, engine, GPU, flags."""
+    profile = model.profile
+    return ids.digest(
+        {
+            "weights": weights,
+            "engine": [profile.engine.name, profile.engine.version, profile.engine.path],
+            "gpu": [kind.gpu_class, kind.memory],
+            "parallel": [
+                profile.parallel.tensor,
+                profile.parallel.pipeline,
+                profile.parallel.data,
+                profile.gpus.per_node,
+                profile.nodes,
+            ],
+            "types": [profile.dtype, profile.quantization],
+            "args": [*profile.args, *model.spec.args],
+            "adapters": [[adapter.name, adapter.rank] for adapter in model.spec.adapters],
+            "loaded": model.spec.max_loaded_adapters,
+        }
+    )
+
+
+def measure(
+    placed: Placed,
+    rank: RankPlacement,
+    weights: str,
+    patterns: Mapping[str, str],
+    *,
+    given: Mapping[str, str],
+) -> Measure | None:
+    """What the agent is to look for in the engine's output; None where the GPU is not known, or none is used."""
+    facts = placed.nodes[rank.node].facts
+    claimed = {claim.uuid for claim in rank.gpus}
+    gpu = next((gpu for gpu in facts.gpus if gpu.uuid in claimed), None) if facts is not None else None
+    if gpu is None:
+        return None
+    kind = GpuKind(gpu_class=gpu.gpu_class, memory=gpu.memory_total, capability=gpu.compute_capability)
+    model = placed.model
+    return Measure(
+        key=measurement_key(model, weights, kind),
+        about=f"{model.name} on {_engine(model.profile)}, {gpu.gpu_class}",
+        patterns=dict(patterns),
+        given=dict(given),
+    )
+
+
+def _engine(profile: ProfileSpec) -> str:
+    return f"{profile.engine.name} {profile.engine.version or profile.engine.path or ''}".strip()
+
+
+def amounts(measured: Measured) -> dict[str, int]:
+    """Bytes by name. Of several ranks in one output the one that leaves the least for the cache counts."""
+    found: dict[str, int] = {}
+    for name, texts in {
+        **measured.values,
+        **{name: (text,) for name, text in measured.given.items()},
+    }.items():
+        numbers = [number for text in texts if (number := _number(text)) is not None]
+        if numbers:
+            pick = min(numbers) if name in ("kv", "tokens", "longest") else max(numbers)
+            found[name] = int(pick * UNITS.get(name, 1))
+    return found
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None

@@ -1,0 +1,262 @@
+"""What vLLM takes of a GPU: it asks for a share of the whole, loads, tries the largest batch, and gives the rest to the cache.
+
+Published sums that the tables come from stand in docs/engines.md; tests hold them. Where a replica was measured, its own words
+replace the tables.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmgw.core.adapter import GpuKind, GpuNeed, Known
+from llmgw.engines.memory import capability
+from llmgw.engines.memory.footprint import GIB, Footprint, Line, Split, cache_bytes
+from llmgw.engines.memory.measured import amounts, measurement_key
+from llmgw.engines.memory.needs import gpu_need
+from llmgw.engines.memory.options import count, option
+from llmgw.model.desired import DesiredModel
+from llmgw.model.weights import Weights
+
+LOADED = 1.02
+"""What lies in memory for each byte of the files: padding, buffers, tensors that every rank keeps."""
+BATCH_LARGE, BATCH_SMALL = 8192, 2048
+LARGE_GPU = 70 * GIB
+"""vLLM's own default of --max-num-batched-tokens: the large one on GPUs from this size on, A100 left out."""
+ACTIVATIONS: tuple[tuple[tuple[str, ...], float], ...] = (
+    (("Pixtral", "Mistral3"), 2.5),
+    (("Llama",), 4.8),
+    (("Qwen2", "Qwen3"), 5.6),
+)
+"""GiB at a batch of 8,192 tokens, measured on H100."""
+ACTIVATIONS_EXPERTS, ACTIVATIONS_OTHER = 8.0, 5.5
+OUTSIDE_ALONE, OUTSIDE_TOGETHER = 0.15, 0.6
+"""GiB outside of PyTorch: CUDA's context; with NCCL's buffers where several GPUs work together."""
+CPU_CACHE = 4
+"""GiB that vLLM takes for the cache on a CPU when VLLM_CPU_KVCACHE_SPACE says nothing."""
+CPU_OUTSIDE = 1.0
+
+TYPES: Mapping[str, float] = {
+    "float32": 4,
+    "float": 4,
+    "float16": 2,
+    "half": 2,
+    "bfloat16": 2,
+}
+ON_THE_FLY: Mapping[str, float] = {"fp8": 0.5, "bitsandbytes": 0.28}
+"""What quantizing while loading leaves of 16-bit weights; every other method needs files that are quantized already."""
+
+MEASURE: Mapping[str, str] = {
+    "weights": r"Model loading took ([0-9.]+) GiB",
+    "kv": r"Available KV cache memory: ([0-9.]+) GiB",
+    "tokens": r"GPU KV cache size: ([0-9,]+) tokens",
+    "longest": r"estimated maximum model length is ([0-9]+)",
+}
+"""vLLM's own lines (gpu_model_runner.py, gpu_worker.py, kv_cache_utils.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """See :class:`llmgw.engines.memory.needs.Sums`."""
+
+    def refuses(self, model: DesiredModel, weights: Weights) -> str:
+        return indivisible(model, weights)
+
+    def unknown(self, model: DesiredModel, weights: Weights) -> str:
+        if weights.unknown:
+            return f"what a token takes of it is not known: {weights.unknown}"
+        return (
+            ""
+            if tokens_of(model, weights)
+            else "its files do not say how many tokens it takes: write maxModelLen"
+        )
+
+    def on(self, model: DesiredModel, known: Known, weights: Weights, kind: GpuKind) -> GpuNeed:
+        measured = known.measured.get(measurement_key(model, weights.digest, kind))
+        footprint = self._measured(model, weights, kind, amounts(measured)) if measured else None
+        footprint = footprint or self.footprint(model, weights, kind)
+        cache = next((line.size for line in footprint.lines if line.name == "kv"), 0)
+        room = self.takes(model, kind.memory)
+        at_once = (room - footprint.total + cache) / cache if cache else 0
+        return gpu_need(
+            model,
+            kind,
+            footprint,
+            takes=lambda total: self.takes(model, total),
+            refused=self._refuses_kind(model, weights, kind),
+            spare=f"enough for {at_once:.1f} such requests at once" if cache else "",
+        )
+
+    def host(self, model: DesiredModel, weights: Weights) -> Footprint:
+        given = model.spec.env.get("VLLM_CPU_KVCACHE_SPACE", model.profile.env.get("VLLM_CPU_KVCACHE_SPACE"))
+        cache = int(given) if isinstance(given, str) and given.isdigit() and int(given) else CPU_CACHE
+        return Footprint(
+            lines=(
+                Line(name="weights", size=loaded(model, weights)),
+                Line(name="kv", size=cache * GIB, note="VLLM_CPU_KVCACHE_SPACE"),
+                Line(name="overhead", size=int(CPU_OUTSIDE * GIB)),
+            )
+        )
+
+    def takes(self, model: DesiredModel, total: int) -> int:
+        """So much must be free, or vLLM refuses to start."""
+        return math.ceil(total * model.profile.gpu_memory_utilization)
+
+    def footprint(self, model: DesiredModel, weights: Weights, kind: GpuKind) -> Footprint:
+        """By the tables."""
+        split = split_of(model)
+        batch = batch_of(model, kind)
+        together = split.tensor * split.pipeline > 1
+        lines = [
+            Line(name="weights", size=loaded(model, weights)),
+            kv_line(model, weights, batch),
+            Line(
+                name="activations",
+                size=int(_activations(weights) * batch / BATCH_LARGE * GIB),
+                note=f"{batch:,} at once",
+            ),
+            Line(name="overhead", size=int((OUTSIDE_TOGETHER if together else OUTSIDE_ALONE) * GIB)),
+        ]
+        if adapters := adapter_bytes(model, weights):
+            lines.append(Line(name="adapters", size=adapters))
+        return Footprint(lines=tuple(lines))
+
+    def _measured(
+        self, model: DesiredModel, weights: Weights, kind: GpuKind, said: Mapping[str, int]
+    ) -> Footprint | None:
+        """By the engine's own words: all but the cache is what was left of its share when the cache had got the rest."""
+        if not {"weights", "kv", "budget"} <= said.keys() or said["budget"] < said["weights"] + said["kv"]:
+            return None
+        rest = said["budget"] - said["weights"] - said["kv"]
+        return Footprint(
+            lines=(
+                Line(name="weights", size=said["weights"], note="measured"),
+                kv_line(model, weights, batch_of(model, kind)),
+                Line(name="activations and overhead", size=rest, note="measured"),
+            )
+        )
+
+    def _refuses_kind(self, model: DesiredModel, weights: Weights, kind: GpuKind) -> str:
+        if why := capability.why_not(capability.method(model, weights), kind.capability):
+            return why
+        has = capability.number(kind.capability)
+        if has is None:
+            return ""
+        kind_of_cache = option(model, "--kv-cache-dtype") or ""
+        if kind_of_cache.startswith("fp8") and has < capability.FP8_CACHE:
+            return f"a cache in fp8 needs compute capability 8.9, it has {kind.capability}"
+        if model.profile.dtype == "bfloat16" and has < capability.BFLOAT16:
+            return f"dtype bfloat16 needs compute capability 8.0, it has {kind.capability}: write float16"
+        return ""
+
+
+# ---- addends -------------------------------------------------------------------------------------------
+
+
+def split_of(model: DesiredModel) -> Split:
+    return Split(tensor=model.profile.parallel.tensor, pipeline=model.profile.parallel.pipeline)
+
+
+def tokens_of(model: DesiredModel, weights: Weights) -> int | None:
+    """Tokens of the longest request."""
+    return model.profile.max_model_len or weights.context
+
+
+def batch_of(model: DesiredModel, kind: GpuKind) -> int:
+    """Tokens that are computed at once, at most."""
+    large = kind.memory >= LARGE_GPU and "a100" not in kind.gpu_class.lower()
+    return count(model, "--max-num-batched-tokens") or (BATCH_LARGE if large else BATCH_SMALL)
+
+
+def kv_line(model: DesiredModel, weights: Weights, batch: int) -> Line:
+    tokens = tokens_of(model, weights) or 0
+    size = cache_bytes(
+        weights.cache, split_of(model), element=cache_element(model), tokens=tokens, batch=batch
+    )
+    return Line(name="kv", size=size, note=f"{tokens:,} tokens")
+
+
+def cache_element(model: DesiredModel) -> float:
+    """Bytes of one number in the cache."""
+    asked = option(model, "--kv-cache-dtype") or "auto"
+    if asked.startswith(("fp8", "int8")):
+        return 1
+    return TYPES.get(asked, computing_bytes(model))
+
+
+def computing_bytes(model: DesiredModel) -> float:
+    """Bytes of a number that is computed with: auto makes 16 bits of 32."""
+    if model.profile.dtype != "auto":
+        return TYPES.get(model.profile.dtype, 2)
+    return 2
+
+
+def loaded(model: DesiredModel, weights: Weights) -> int:
+    """Bytes of weights on one rank: the largest stage's layers and one of the two tables at the ends, divided by tensor."""
+    split = split_of(model)
+    size = float(weights.size)
+    stored = TYPES.get(weights.dtype)
+    if not weights.quantization and stored:
+        size *= computing_bytes(model) / stored
+    edge = float(weights.vocab * weights.hidden * computing_bytes(model))
+    edge = min(edge, size / 2)
+    asked = (model.profile.quantization or "").lower()
+    body = size - 2 * edge
+    if not weights.quantization:
+        body *= ON_THE_FLY.get(asked, 1.0)
+    if split.pipeline > 1 and weights.layers:
+        stage = body * split.layers(weights.layers) / weights.layers + edge
+    else:
+        stage = body + 2 * edge
+    return math.ceil(stage * LOADED / split.tensor)
+
+
+def _activations(weights: Weights) -> float:
+    if weights.experts:
+        return ACTIVATIONS_EXPERTS
+    return next(
+        (amount for names, amount in ACTIVATIONS if weights.architecture.startswith(names)), ACTIVATIONS_OTHER
+    )
+
+
+def adapter_bytes(model: DesiredModel, weights: Weights) -> int:
+    """What vLLM sets aside for as many adapters at once as are asked for: two thin matrices beside each of a layer's seven."""
+    if not model.spec.adapters:
+        return 0
+    loaded_at_once = model.spec.max_loaded_adapters or len(model.spec.adapters)
+    rank = max(adapter.rank for adapter in model.spec.adapters)
+    head = weights.hidden // weights.heads if weights.heads else 0
+    keys = weights.kv_heads * head
+    inner = weights.feed_forward or 4 * weights.hidden
+    thin = 4 * weights.hidden + 2 * (weights.hidden + keys) + 3 * (weights.hidden + inner)
+    return loaded_at_once * rank * weights.layers * thin * 2
+
+
+# ---- what does not divide ------------------------------------------------------------------------------
+
+
+def indivisible(model: DesiredModel, weights: Weights) -> str:
+    """Why tensor parallelism of this degree can't divide the model; empty when it can."""
+    tensor, pipeline = model.profile.parallel.tensor, model.profile.parallel.pipeline
+    for what, number in (("attention heads", weights.heads), ("tokens of vocabulary", padded(weights.vocab))):
+        if number and number % tensor:
+            return f"{number} {what} of {weights.architecture} can't be divided by parallel.tensor {tensor}: {_other(number, tensor)}"
+    shared, latent = weights.kv_heads, any(group.latent for group in weights.cache)
+    if shared and not latent and shared % tensor and tensor % shared:
+        return (
+            f"{shared} KV heads of {weights.architecture} can neither be divided by parallel.tensor {tensor} nor repeated:"
+            f" {_other(shared, tensor)}"
+        )
+    if weights.layers and pipeline > weights.layers:
+        return f"{weights.layers} layers of {weights.architecture} can't make {pipeline} stages (parallel.pipeline)"
+    return ""
+
+
+def padded(vocab: int) -> int:
+    """The vocabulary is padded to whole 64s before vLLM divides it."""
+    return -(-vocab // 64) * 64
+
+
+def _other(number: int, tensor: int) -> str:
+    fits = [degree for degree in (1, 2, 4, 8, 16, 32, 64) if number % degree == 0]
+    near = min(fits, key=lambda degree: abs(degree - tensor))
+    return f"{near} would do"
