@@ -11,19 +11,21 @@ from pathlib import Path
 
 import llmgw
 from llmgw import __version__
+from llmgw.agent.discovery.commands import looking_environment
 from llmgw.agent.discovery.gpus import GpuDiscovery
 from llmgw.agent.discovery.pretended import PretendedChecks
 from llmgw.agent.discovery.survey import Survey
 from llmgw.agent.disk import FileDisk
+from llmgw.agent.doctor.examiner import NodeExaminer
 from llmgw.agent.events import Events
-from llmgw.agent.jobs.fetch import Fetcher
-from llmgw.agent.jobs.install import Installer
 from llmgw.agent.jobs.runner import Jobs
+from llmgw.agent.jobs.setup import WorkPlace, workers
 from llmgw.agent.jobs.targets import DiskTargets
 from llmgw.agent.journal import FileJournalStore, Journal
 from llmgw.agent.lock import only_agent
 from llmgw.agent.logsink import log_to, secret_values
 from llmgw.agent.ownership import Ownership
+from llmgw.agent.policy import POLICY, VARIABLE, PolicyFile
 from llmgw.agent.sampling import Sampler
 from llmgw.agent.server import Server
 from llmgw.agent.service import AgentService
@@ -47,7 +49,16 @@ from llmgw.wire.setup import AgentSettings, Holder
 RUNTIME = Path(llmgw.__file__).parent / "runtime"
 LEAVE = 1.5
 """Seconds for a clean end: whoever asked (a service manager, an upgrade) waits for 2."""
-PASSED_ON = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
+PASSED_ON = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LD_LIBRARY_PATH",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "REQUESTS_CA_BUNDLE",
+    "HF_ENDPOINT",
+)
 """Of the agent's own environment, what its jobs may need; with PIP_* and *_PROXY. Engines get none of it."""
 LOG = logging.getLogger("llmgw.agent")
 
@@ -86,24 +97,34 @@ def assemble(
     events = Events(journal)
     disk = FileDisk(places.work)
     targets = DiskTargets(engines_folder=places.engines, weights_folder=places.weights)
+    install, fetch = workers(
+        WorkPlace(places=places, runtime=RUNTIME, settings=settings, env=env, targets=targets), clock=clock
+    )
     jobs = Jobs(
         clock=clock,
         disk=disk,
         journal=journal,
-        install=Installer(engines=places.engines, runtime=RUNTIME, env=env, python=settings.python),
-        fetch=Fetcher(weights=places.weights, env=env),
+        install=install,
+        fetch=fetch,
         targets=targets,
         changed=events.from_jobs,
+        learn=learn,
     )
     spawner = ShimSpawner(places.work, clock=clock)
     survey = Survey(
         places=places,
         ports=settings.ports,
-        gpus=GpuDiscovery(env=env),
+        gpus=GpuDiscovery(env=looking_environment(env)),
         owner=spawner.owner,
         pretends=settings.pretends,
     )
     real = SystemChecks()
+    rules = PolicyFile(
+        Path(own_env.get(VARIABLE) or POLICY),
+        user=settings.engine_user or info.user or getpass.getuser(),
+        engines=targets.engines,
+        told=lambda text: events.told("policy", settings.node, text),
+    )
     shards = Shards(
         ShardSettings(work=places.work, boot_id=info.boot_id, engine_user=settings.engine_user),
         clock=clock,
@@ -116,6 +137,7 @@ def assemble(
         events=events.from_shards,
         learn=learn,
         witness=Witness(KernelLog(), bus=survey.gpus.bus),
+        rules=rules,
     )
     sampler = Sampler(survey.look)
     service = AgentService(
@@ -126,6 +148,10 @@ def assemble(
         events=events,
         ownership=Ownership(disk=disk, journal=journal, fleet=settings.fleet),
         facts=sampler,
+        rules=rules,
+        examiner=NodeExaminer(
+            places=places, settings=settings, rules=rules, policy=rules.path, strays=spawner.strays
+        ),
     )
     return Agent(service=service, server=Server(service), sampler=sampler)
 

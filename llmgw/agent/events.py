@@ -33,6 +33,10 @@ class Events:
         else:
             self._publish(WatchEvent(shard=event))
 
+    def told(self, kind: str, subject: str, text: str) -> None:
+        """Something of the node as a whole."""
+        self.journal.append(kind, subject, text)
+
     def from_jobs(self, report: JobReport) -> None:
         self._publish(WatchEvent(job=report))
 

@@ -9,17 +9,22 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
+from llmgw.model.checkup import Checkup
 from llmgw.model.facts import Gpu
 from llmgw.model.ids import JobId
-from llmgw.model.launch import HttpProbe, Metric
-from llmgw.model.report import Exit, JobReport, ShardReport
+from llmgw.model.launch import FetchSpec, HttpProbe, InstallSpec, LaunchSpec, Metric
+from llmgw.model.localpolicy import LocalPolicy
+from llmgw.model.report import Exit, JobReport, Report, ShardReport
 from llmgw.wire.messages import (
     Accepted,
     DrainParams,
     ForgetParams,
     KeyParams,
+    Knocked,
+    KnockParams,
     LogLine,
     LogsParams,
+    ManualParams,
     StartParams,
     StopParams,
 )
@@ -89,6 +94,10 @@ class Spawner(Protocol):
 
     async def kill_remaining(self, shard: str, *, shims: bool = False) -> None:
         """SIGKILL to all of them. ``shims``: also to those that have not told yet how their engine ended."""
+        ...
+
+    async def cpu_seconds(self, shard: str) -> float:
+        """CPU time that the shard's living processes have used so far."""
         ...
 
     async def describe(self, pids: tuple[int, ...]) -> str:
@@ -184,6 +193,66 @@ class NodeChecks(Protocol):
         ...
 
 
+class Rules(Protocol):
+    """What the machine's own people let llmgw do there, asked anew each time: they may change it under a running agent.
+    The real one is policy.py."""
+
+    def start(self, spec: LaunchSpec, gpus: tuple[Gpu, ...]) -> str:
+        """Why a shard may not be started; empty: it may. ``gpus``: the node's, as they are now."""
+        ...
+
+    def install(self, spec: InstallSpec) -> str: ...
+
+    def fetch(self, spec: FetchSpec) -> str: ...
+
+    def memory_kept(self) -> int:
+        """Bytes of host memory that are kept for people."""
+        ...
+
+    def facts(self) -> LocalPolicy | None:
+        """As plans are told it; None: there is none."""
+        ...
+
+    def problem(self) -> str:
+        """Why the rules can't be read, so that nothing may be started; empty: they can."""
+        ...
+
+
+class Anything:
+    """No rules: a machine whose people have laid down nothing."""
+
+    def start(self, _: LaunchSpec, __: tuple[Gpu, ...]) -> str:
+        return ""
+
+    def install(self, _: InstallSpec) -> str:
+        return ""
+
+    def fetch(self, _: FetchSpec) -> str:
+        return ""
+
+    def memory_kept(self) -> int:
+        return 0
+
+    def facts(self) -> LocalPolicy | None:
+        return None
+
+    def problem(self) -> str:
+        return ""
+
+
+ANYTHING = Anything()
+
+
+class Examiner(Protocol):
+    """Looks for what is wrong with the node, and knocks at other nodes' ports. The real one is doctor/examiner.py."""
+
+    async def examine(self, report: Report) -> Checkup:
+        """Every check; ``report`` is what the agent says of itself right now."""
+        ...
+
+    async def knock(self, params: KnockParams) -> Knocked: ...
+
+
 class JobGate(Protocol):
     """The node's jobs, as far as shards wait for them."""
 
@@ -228,16 +297,20 @@ class ShardKeeper(Protocol):
         runs in the background."""
         ...
 
-    async def start(self, params: StartParams, *, manual: str = "") -> Accepted:
+    async def start(self, params: StartParams) -> Accepted:
         """Idempotent by shard id: a live shard answers with its state, a terminal one is replaced."""
         ...
 
-    async def drain(self, params: DrainParams, *, manual: str = "") -> Accepted:
+    async def drain(self, params: DrainParams) -> Accepted:
         """Published as draining; stopped when nothing is in flight or the time is over."""
         ...
 
-    async def stop(self, params: StopParams, *, manual: str = "") -> Accepted:
+    async def stop(self, params: StopParams) -> Accepted:
         """Returns at once; a report says when nothing is left. Of an unknown shard: done."""
+        ...
+
+    async def manual(self, params: ManualParams) -> Accepted:
+        """Break glass: what a person on the node says counts until the controller commands the shard again."""
         ...
 
     async def forget(self, params: ForgetParams) -> Accepted:

@@ -16,8 +16,9 @@ from typing import Any, Protocol, TypeVar
 from llmgw.agent.events import Events
 from llmgw.agent.jobs.runner import Jobs
 from llmgw.agent.ownership import Ownership
-from llmgw.agent.seams import ShardKeeper
+from llmgw.agent.seams import ANYTHING, Examiner, Rules, ShardKeeper
 from llmgw.clock import Clock
+from llmgw.model.checkup import Checkup
 from llmgw.model.facts import Facts
 from llmgw.model.problems import AgentError, RetryError, StalledError
 from llmgw.model.report import AgentInfo, Report
@@ -28,6 +29,7 @@ from llmgw.wire.messages import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
+    POLICY,
     PROTOCOL,
     VERSION,
     Accepted,
@@ -74,7 +76,7 @@ class _Answer:
 class AgentService:
     """``info`` says who this agent is; its fleet is filled in from ``ownership``."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one part each
         self,
         *,
         info: AgentInfo,
@@ -85,8 +87,12 @@ class AgentService:
         ownership: Ownership,
         facts: FactsSource,
         checkpoint: Checkpoint = no_checkpoint,
+        rules: Rules = ANYTHING,
+        examiner: Examiner | None = None,
     ) -> None:
         self._info = info
+        self._rules = rules
+        self._examiner = examiner
         self._clock = clock
         self._shards = shards
         self._jobs = jobs
@@ -97,6 +103,12 @@ class AgentService:
         self._checkpoint = checkpoint
         self._answers: OrderedDict[str, _Answer] = OrderedDict()
         self._problems: tuple[str, ...] = ()
+        self._questions: Mapping[str, tuple[type[Any], Callable[[Any], Awaitable[Any]]]] = {
+            "report": (ReportParams, self._report),
+            "manual": (messages.ManualParams, shards.manual),
+            "doctor": (messages.DoctorParams, self._doctor),
+            "knock": (messages.KnockParams, self._knock),
+        }
         self._commands: Mapping[str, tuple[type[Any], Callable[[Any], Awaitable[Accepted]]]] = {
             "start": (messages.StartParams, shards.start),
             "drain": (messages.DrainParams, shards.drain),
@@ -166,8 +178,9 @@ class AgentService:
     async def _dispatch(self, method: str, params: Mapping[str, Any]) -> Any:
         if method == "hello":
             return await self._hello(params)
-        if method == "report":
-            return await self._report(_decode(ReportParams, params))
+        if method in self._questions:
+            kind, answer = self._questions[method]
+            return await answer(_decode(kind, params))
         if method in self._commands:
             kind, do = self._commands[method]
             return await self._command(method, _decode(kind, params), params, do)
@@ -204,7 +217,7 @@ class AgentService:
         asked = loop.time()
         facts = await self._facts.facts(max_age=FACTS_AGE)
         targets = self._jobs.targets
-        problems = [*self._problems, *self._shards.problems(), self._journal.problem]
+        problems = [*self._problems, *self._shards.problems(), self._journal.problem, self._rules.problem()]
         return Report(
             agent=replace(self._info, fleet=self._ownership.fleet),
             at=self._clock.now(),
@@ -212,6 +225,7 @@ class AgentService:
                 facts,
                 engines=(*facts.engines, *targets.engines()),
                 weights=(*facts.weights, *targets.weights()),
+                policy=self._rules.facts(),
             ),
             fence=self._ownership.fence,
             shards=self._shards.reports(facts.gpus),
@@ -222,13 +236,29 @@ class AgentService:
             took=loop.time() - asked,
         )
 
+    async def _doctor(self, _: messages.DoctorParams) -> Checkup:
+        return await self._examined().examine(
+            await self._report(ReportParams(journal_after=self._journal.last))
+        )
+
+    async def _knock(self, params: messages.KnockParams) -> messages.Knocked:
+        return await self._examined().knock(params)
+
+    def _examined(self) -> Examiner:
+        if self._examiner is None:
+            raise AgentError("this agent has nobody to examine its node", code=METHOD_NOT_FOUND)
+        return self._examiner
+
     # ---- commands --------------------------------------------------------------------------------
 
     async def _install(self, params: messages.InstallParams) -> Accepted:
+        spec = params.spec
+        _allow(f"installing {spec.engine} {spec.version}", self._rules.install(spec))
         return Accepted(job=await self._jobs.install(params.spec))
 
     async def _fetch(self, params: messages.FetchParams) -> Accepted:
-        return Accepted(job=await self._jobs.fetch(params.spec))
+        _allow(f"fetching {params.spec.description}", self._rules.fetch(params.spec))
+        return Accepted(job=await self._jobs.fetch(params.spec, secrets=params.secrets))
 
     async def _cancel(self, params: messages.CancelParams) -> Accepted:
         return Accepted(job=await self._jobs.cancel(params.job))
@@ -274,6 +304,11 @@ class AgentService:
             if oldest is None:
                 break
             del self._answers[oldest]
+
+
+def _allow(doing: str, refusal: str) -> None:
+    if refusal:
+        raise AgentError(f"{doing}: {refusal}", code=POLICY)
 
 
 def _decode(kind: type[P], params: Mapping[str, Any]) -> P:

@@ -32,7 +32,7 @@ from llmgw.controller.passes.values import PassRequest
 from llmgw.controller.passes.verdict import verdict
 from llmgw.controller.repo.state_branch import UnreadableRecordError
 from llmgw.core.amounts import plural
-from llmgw.manifests.units import duration
+from llmgw.model.units import duration
 from llmgw.model.plan import Plan
 from llmgw.model.problems import StaleError, StalledError
 from llmgw.model.record import Record

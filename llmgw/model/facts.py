@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
+from llmgw.model.localpolicy import LocalPolicy
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
@@ -136,6 +138,7 @@ class Facts:
     engines: tuple[EngineFact, ...] = ()
     weights: tuple[WeightsFact, ...] = ()
     listening: tuple[int, ...] = ()  # TCP ports with a listener, within the node's port range
+    policy: LocalPolicy | None = None  # what the machine's own people allow there; None: everything
     problems: tuple[str, ...] = ()
     extra: Mapping[str, str] = field(default_factory=dict)
 

@@ -62,6 +62,15 @@ class ComputesOn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ByHand:
+    """What somebody did to a shard on its node, past the controller; it counts until the controller commands it again."""
+
+    verb: str  # started | stopped | drained
+    by: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardReport:
     """One shard as its agent sees it."""
 
@@ -88,8 +97,7 @@ class ShardReport:
     port: int | None = None
     leader_address: str = ""
     computes_on: ComputesOn | None = None
-    manual: str = ""
-    """Set when somebody stopped, started or drained it by hand on the node: who and when."""
+    by_hand: ByHand | None = None
     lost: str = ""
     """What its agent misses of its order, in words, so that the order must be sent once more."""
 
@@ -121,7 +129,7 @@ class JournalEntry:
 
     number: int
     at: datetime
-    kind: str  # agent-started, shard-state, shard-exit, job, fence, manual, problem
+    kind: str  # agent-started, shard-state, shard-exit, job, fence, manual, policy, problem
     subject: str
     text: str
     fields: Mapping[str, str] = field(default_factory=dict)

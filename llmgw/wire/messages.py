@@ -19,6 +19,9 @@ install  InstallParams           Accepted               a job; done already: say
 fetch    FetchParams             Accepted               a job; done already: says so
 cancel   CancelParams            Accepted               a job
 key      KeyParams               Accepted               replaces the secrets of a shard, for its next start
+manual   ManualParams            Accepted               break glass: a person on the node stops, starts or drains
+doctor   DoctorParams            Checkup                every check of the node, with what to do
+knock    KnockParams             Knocked                whether a port of another node answers, and without a key
 ======== ======================= =====================  =========================================================
 
 A stream's items are notifications ``item`` with the request's id, closed by the request's result ``{}``.
@@ -27,7 +30,7 @@ A stream's items are notifications ``item`` with the request's id, closed by the
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from llmgw.model.ids import Fence, FleetId, JobId, ShardId
 from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec
@@ -50,6 +53,9 @@ METHODS = (
     "fetch",
     "cancel",
     "key",
+    "manual",
+    "doctor",
+    "knock",
 )
 
 # JSON-RPC's own codes, then ours. ``data.after`` (seconds) says when a retry makes sense; none: it does not.
@@ -66,6 +72,7 @@ CONFLICT = 1005  # the claim is held, the shard is in a state where this makes n
 NOT_FOUND = 1006
 BUSY = 1007
 NO_SPACE = 1008  # the disk refused; nothing was started
+POLICY = 1009  # the machine's own policy forbids it
 
 
 def compatible(protocol: str, other: str) -> bool:
@@ -164,6 +171,8 @@ class InstallParams:
 class FetchParams:
     command: Command
     spec: FetchSpec
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """The value of ``spec.token``, under ``token``; kept 0600 on the node until the job has ended, never in a report."""
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -180,6 +189,42 @@ class KeyParams:
     shard: ShardId
     secrets: Mapping[str, str]
     meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManualParams:
+    """What a person on the node wants of a shard. Without a fence: whoever reaches the agent's socket is root there, or the
+    agent's own user. ``timeout`` is the drain's, in seconds."""
+
+    verb: Literal["start", "stop", "drain"]
+    shard: ShardId
+    by: str
+    timeout: float = 120
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorParams:
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnockParams:
+    """``paths`` are asked by GET and without a key, so that nothing can be set off; none: only whether the port answers."""
+
+    host: str
+    port: int
+    paths: tuple[str, ...] = ()
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knocked:
+    """``port``: open, refused (the machine answers, nobody listens), or why there is no answer at all. ``statuses`` are
+    HTTP's by path; 0: no answer."""
+
+    port: str
+    statuses: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ from llmgw.wire.messages import (
     KeyParams,
     LogLine,
     LogsParams,
+    ManualParams,
     StartParams,
     StopParams,
 )
@@ -137,7 +138,7 @@ class FakeShards:
     async def adopt(self) -> None:
         self.calls.append("adopt")
 
-    async def start(self, params: StartParams, *, manual: str = "") -> Accepted:
+    async def start(self, params: StartParams) -> Accepted:
         self._called("start", params.spec.shard)
         spec = params.spec
         self.states[spec.shard] = ShardReport(
@@ -154,13 +155,17 @@ class FakeShards:
         )
         return Accepted(shard=self.states[spec.shard])
 
-    async def drain(self, params: DrainParams, *, manual: str = "") -> Accepted:
+    async def drain(self, params: DrainParams) -> Accepted:
         self._called("drain", params.shard)
         if params.shard not in self.states:
             raise AgentError(f"no shard {params.shard}", code=NOT_FOUND)
         return Accepted(shard=self.states[params.shard])
 
-    async def stop(self, params: StopParams, *, manual: str = "") -> Accepted:
+    async def manual(self, params: ManualParams) -> Accepted:
+        self._called(f"manual {params.verb}", params.shard)
+        return Accepted(shard=self.states.get(params.shard), detail=params.by)
+
+    async def stop(self, params: StopParams) -> Accepted:
         self._called("stop", params.shard)
         return Accepted(shard=self.states.pop(params.shard, None))
 

@@ -17,7 +17,7 @@ from llmgw.model.desired import Desired, DesiredModel
 from llmgw.model.ids import ReplicaId, ShardId
 from llmgw.model.manifest import GIB, Expect, Rollout, Size, Source
 from llmgw.model.plan import Plan, Step
-from llmgw.model.report import Reach
+from llmgw.model.report import ByHand, Reach
 from tests.core.builders import (
     ADAPTERS,
     COMMIT,
@@ -202,7 +202,9 @@ def drifted() -> Plan:
     )
     state.shards[back_off.shard] = back_off
     state.shards[shards["embed"].shard] = replace(
-        shards["embed"], manual="drained by ann at 10:02", state="stopped"
+        shards["embed"],
+        by_hand=ByHand(verb="drained", by="ann", at=NOW),
+        state="stopped",
     )
     foreign = replace(
         shards["code"],

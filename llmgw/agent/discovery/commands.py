@@ -9,6 +9,13 @@ from dataclasses import dataclass
 from llmgw.agent.children import end_session
 
 MAX_OUTPUT = 4 * 1024 * 1024
+LOOKS_FOR = ("PATH", "LD_LIBRARY_PATH")
+"""What a program that only looks needs of an environment: where to find itself and the driver's libraries."""
+
+
+def looking_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Nothing of the node's ``env`` but what finds drivers: it may hold secrets, and anybody's program may be the driver's."""
+    return {"LC_ALL": "C.UTF-8", **{name: env[name] for name in LOOKS_FOR if name in env}}
 
 
 class AskError(Exception):

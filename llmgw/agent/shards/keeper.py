@@ -6,7 +6,18 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 
-from llmgw.agent.seams import Disk, Gpus, JobGate, NodeChecks, Probe, Running, ShardEvents, Spawner
+from llmgw.agent.seams import (
+    ANYTHING,
+    Disk,
+    Gpus,
+    JobGate,
+    NodeChecks,
+    Probe,
+    Rules,
+    Running,
+    ShardEvents,
+    Spawner,
+)
 from llmgw.agent.shards import adoption, claims, reports
 from llmgw.agent.shards.logs import LogBook
 from llmgw.agent.shards.orders import SAFE_SHARD, Orders, StoredOrder, nobody_told, refused
@@ -17,21 +28,24 @@ from llmgw.clock import Clock
 from llmgw.core.life import Adopted, DrainAsked, Event, Life, Ordered, StopAsked
 from llmgw.core.lifecycle import newborn
 from llmgw.model.facts import Gpu
-from llmgw.model.ids import ShardId
+from llmgw.model.ids import Fence, ShardId
 from llmgw.model.launch import LaunchSpec
 from llmgw.model.problems import AgentError, StalledError
-from llmgw.model.report import ShardReport, ShardState
+from llmgw.model.report import ByHand, ShardReport, ShardState
+from llmgw.wire.codec import CodecError
 from llmgw.wire.messages import (
     CONFLICT,
     INVALID_PARAMS,
     NO_SPACE,
     NOT_FOUND,
+    POLICY,
     Accepted,
     DrainParams,
     ForgetParams,
     KeyParams,
     LogLine,
     LogsParams,
+    ManualParams,
     StartParams,
     StopParams,
 )
@@ -40,6 +54,8 @@ log = logging.getLogger(__name__)
 
 DRAINABLE = frozenset({ShardState.LOADING, ShardState.READY})
 ENDING = frozenset({ShardState.DRAINING, ShardState.STOPPING})
+BY_HAND = {"start": "started", "stop": "stopped", "drain": "drained"}
+DOING = {"start": "starting", "stop": "stopping", "drain": "draining"}
 MAX_FOLLOW = 10_000
 
 
@@ -60,6 +76,7 @@ class Shards:
         events: ShardEvents,
         learn: Callable[[str], None] = nobody_told,
         witness: Witness | None = None,
+        rules: Rules = ANYTHING,
     ) -> None:
         self._around = Surroundings(
             settings=settings,
@@ -73,6 +90,7 @@ class Shards:
             logs=LogBook(settings.work / "logs"),
             events=events,
             witness=witness,
+            rules=rules,
         )
         self._shards: dict[str, Shard] = {}
         self._unreadable: dict[str, str] = {}
@@ -109,7 +127,7 @@ class Shards:
 
     # ---- Commands -----------------------------------------------------------------------------------------
 
-    async def start(self, params: StartParams, *, manual: str = "") -> Accepted:
+    async def start(self, params: StartParams) -> Accepted:
         spec = params.spec
         if why := refused(spec, params.secrets):
             raise AgentError(f"starting shard {spec.shard[:200]}: {why}", code=INVALID_PARAMS)
@@ -117,25 +135,33 @@ class Shards:
             existing = self._shards.get(spec.shard)
             if existing is not None and not existing.terminal:
                 return await self._live_already(existing, params)
-            await self._check_claims(spec)
-            there = await self._there_already(existing, spec)
-            order = StoredOrder(
-                spec=spec,
-                life=newborn(self._around.clock.now()),
-                fence=params.command.fence,
-                boot_id=self._around.settings.boot_id,
-                manual=manual,
-            )
-            await self._write(order, params)
-            if existing is not None:
-                await existing.close()
-            await self._readable_again(spec.shard)
-            if there:
-                shard = self._begin(order, Adopted(), running=there, secrets=params.secrets)
-                return Accepted(shard=shard.report(), detail="it runs already, and is adopted")
-            return Accepted(shard=self._begin(order, Ordered(), secrets=params.secrets).report())
+            return await self._start(spec, params.secrets, params.command.fence)
+
+    async def _start(
+        self, spec: LaunchSpec, secrets: Mapping[str, str], fence: Fence | None, by_hand: ByHand | None = None
+    ) -> Accepted:
+        """In place of what has ended under that name."""
+        existing = self._shards.get(spec.shard)
+        await self._allow(spec)
+        there = await self._there_already(existing, spec)
+        order = StoredOrder(
+            spec=spec,
+            life=newborn(self._around.clock.now()),
+            fence=fence,
+            boot_id=self._around.settings.boot_id,
+            by_hand=by_hand,
+        )
+        await self._write(order, secrets)
+        if existing is not None:
+            await existing.close()
+        await self._readable_again(spec.shard)
+        if there:
+            shard = self._begin(order, Adopted(), running=there, secrets=secrets)
+            return Accepted(shard=shard.report(), detail="it runs already, and is adopted")
+        return Accepted(shard=self._begin(order, Ordered(), secrets=secrets).report())
 
     async def _live_already(self, shard: Shard, params: StartParams) -> Accepted:
+        await shard.commanded(None)
         if not shard.lost:
             return Accepted(shard=shard.report(), detail="it is live already")
         await self._take_secrets(shard, params.secrets)
@@ -147,26 +173,64 @@ class Shards:
             return ()
         return await adoption.running_already(spec, self._around)
 
-    async def drain(self, params: DrainParams, *, manual: str = "") -> Accepted:
+    async def drain(self, params: DrainParams) -> Accepted:
         async with self._lock:
-            shard = self._known(params.shard, "draining")
-            state = shard.life.state
-            if state not in DRAINABLE | ENDING:
-                raise AgentError(
-                    f"draining shard {params.shard}: it is {state.value} ({shard.life.reason}), so nothing is in flight:"
-                    " stop it instead",
-                    code=CONFLICT,
-                )
-            if state in DRAINABLE:
-                await shard.tell(DrainAsked(timeout=params.timeout), manual=manual)
-            return Accepted(shard=shard.report())
+            return await self._drain(self._known(params.shard, "draining"), params.timeout, None)
 
-    async def stop(self, params: StopParams, *, manual: str = "") -> Accepted:
+    async def _drain(self, shard: Shard, timeout: float, by_hand: ByHand | None) -> Accepted:
+        state = shard.life.state
+        if state not in DRAINABLE | ENDING:
+            raise AgentError(
+                f"draining shard {shard.spec.shard}: it is {state.value} ({shard.life.reason}), so nothing is in flight:"
+                " stop it instead",
+                code=CONFLICT,
+            )
+        await shard.commanded(by_hand)
+        if state in DRAINABLE:
+            await shard.tell(DrainAsked(timeout=timeout))
+        return Accepted(shard=shard.report())
+
+    async def manual(self, params: ManualParams) -> Accepted:
+        """Break glass: what a person on the node says counts until the controller commands the shard again."""
+        async with self._lock:
+            shard = self._known(params.shard, f"by hand, {DOING[params.verb]}")
+            by_hand = ByHand(verb=BY_HAND[params.verb], by=params.by[:100], at=self._around.clock.now())
+            accepted = await self._manual(shard, params, by_hand)
+            told = f"{by_hand.verb} by hand by {by_hand.by}"
+            self._around.events(reports.manual(shard.spec, told))
+            return accepted
+
+    async def _manual(self, shard: Shard, params: ManualParams, by_hand: ByHand) -> Accepted:
+        if params.verb == "drain":
+            return await self._drain(shard, params.timeout, by_hand)
+        if params.verb == "stop":
+            await shard.commanded(by_hand)
+            await shard.tell(StopAsked(reason=f"stopped by hand by {by_hand.by}"))
+            return Accepted(shard=shard.report(), detail=shard.problem)
+        if not shard.terminal:
+            raise AgentError(
+                f"by hand, starting shard {params.shard}: it is {shard.life.state.value} ({shard.life.reason}): stop it"
+                " first to start it anew",
+                code=CONFLICT,
+            )
+        if not shard.spec.processes[-1].argv:
+            raise AgentError(
+                f"by hand, starting shard {params.shard}: its order is lost: only `llmgw apply` can send it again",
+                code=CONFLICT,
+            )
+        try:
+            secrets = await self._around.orders.secrets(params.shard)
+        except CodecError as wrong:
+            raise AgentError(f"by hand, starting shard {params.shard}: {wrong}", code=CONFLICT) from wrong
+        return await self._start(shard.spec, secrets, shard.order.fence, by_hand)
+
+    async def stop(self, params: StopParams) -> Accepted:
         async with self._lock:
             asked = StopAsked(reason=params.reason)
             shard = self._shards.get(params.shard)
             if shard is not None:
-                await shard.tell(asked, manual=manual)
+                await shard.commanded(None)
+                await shard.tell(asked)
                 return Accepted(shard=shard.report(), detail=shard.problem)
             if not SAFE_SHARD.match(params.shard) or not await self._around.spawner.remaining(params.shard):
                 return Accepted(detail="not known here: nothing to stop")
@@ -271,22 +335,26 @@ class Shards:
         failed: Life = replace(life, state=ShardState.FAILED, reason=reason, deadline=None, last_error=reason)
         return adoption.orphan(name, failed, self._around.settings.boot_id)
 
-    async def _check_claims(self, spec: LaunchSpec) -> None:
+    async def _allow(self, spec: LaunchSpec) -> None:
+        """By the machine's own rules, and beside what is live."""
+        gpus = await self._around.gpus.sample() if spec.claims.gpus else ()
+        if forbidden := self._around.rules.start(spec, gpus):
+            raise AgentError(f"starting shard {spec.shard}: {forbidden}", code=POLICY)
         held = {
             name: shard.spec.claims
             for name, shard in sorted(self._shards.items())
             if not shard.terminal and name != spec.shard
         }
-        gpus = await self._around.gpus.sample() if spec.claims.gpus else ()
         total = await self._around.node.memory_total() if spec.claims.memory else 0
+        total = max(total - self._around.rules.memory_kept(), 1) if total else 0
         if why := claims.conflict(spec.claims, held, gpus=gpus, memory_total=total):
             raise AgentError(f"starting shard {spec.shard}: {why}", code=CONFLICT)
 
-    async def _write(self, order: StoredOrder, params: StartParams) -> None:
+    async def _write(self, order: StoredOrder, secrets: Mapping[str, str]) -> None:
         """Before anything starts."""
         shard = order.spec.shard
         try:
-            await self._around.orders.save_secrets(shard, params.secrets)
+            await self._around.orders.save_secrets(shard, secrets)
             await self._around.orders.save(order)
         except StalledError as wrong:
             raise AgentError(

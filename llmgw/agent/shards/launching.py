@@ -12,7 +12,7 @@ from llmgw.model.launch import LaunchSpec, Process, WaitFor
 from llmgw.model.problems import LlmgwError, StalledError
 from llmgw.wire.codec import CodecError
 
-RENDEZVOUS_EVERY = 1.0
+RENDEZVOUS_EVERY = 0.2
 CONNECT_WITHIN = 2.0
 
 
@@ -25,7 +25,9 @@ async def launch(
             error = f"pid {left[0]} of an earlier start is left"
             tell(LaunchRefused(error=error, processes=True))
             return
-        if why := await checks.mismatch(spec, gpus=around.gpus, node=around.node, jobs=around.jobs):
+        forbidden = around.rules.start(spec, await around.gpus.sample() if spec.claims.gpus else ())
+        why = forbidden or await _mismatch(spec, around)
+        if why:
             tell(LaunchRefused(error=f"mismatch: {why}", mismatch=True))
             return
         known = await _known(spec, around)
@@ -34,7 +36,7 @@ async def launch(
                 return
             # A rendezvous may have taken minutes; before the first process everything is looked at once more.
             if process.wait_for and not started.running:
-                why = await checks.mismatch(spec, gpus=around.gpus, node=around.node, jobs=around.jobs)
+                why = await _mismatch(spec, around)
                 if why:
                     tell(LaunchRefused(error=f"mismatch: {why}", mismatch=True))
                     return
@@ -44,6 +46,12 @@ async def launch(
         tell(LaunchRefused(error=str(wrong), processes=bool(started.running)))
         return
     tell(Launched())
+
+
+async def _mismatch(spec: LaunchSpec, around: Surroundings) -> str | None:
+    return await checks.mismatch(
+        spec, gpus=around.gpus, node=around.node, jobs=around.jobs, spawner=around.spawner
+    )
 
 
 async def _known(spec: LaunchSpec, around: Surroundings) -> Mapping[str, str]:

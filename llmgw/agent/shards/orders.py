@@ -10,6 +10,7 @@ from llmgw.agent.shards import late
 from llmgw.core.life import Life
 from llmgw.model.ids import Fence, ShardId
 from llmgw.model.launch import ENGINE, MAX_PROCESSES, LaunchSpec, Process
+from llmgw.model.report import ByHand
 from llmgw.wire import codec
 
 FOLDER = "shards"
@@ -32,7 +33,7 @@ class StoredOrder:
     fence: Fence | None
     boot_id: str
     processes: tuple[Running, ...] = ()
-    manual: str = ""
+    by_hand: ByHand | None = None
     format: int = FORMAT
 
 

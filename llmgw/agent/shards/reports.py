@@ -8,7 +8,7 @@ from llmgw.core.lifecycle import describe_exit
 from llmgw.model.facts import Gpu
 from llmgw.model.ids import ShardId
 from llmgw.model.launch import LaunchSpec
-from llmgw.model.report import TOLD, ComputesOn, Exit, ShardReport, ShardState
+from llmgw.model.report import TOLD, ByHand, ComputesOn, Exit, ShardReport, ShardState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,7 @@ class Seen:
 
     engine: Running | None = None
     last_line: str = ""
-    manual: str = ""
+    by_hand: ByHand | None = None
     lost: str = ""
     problem: str = ""
     gpus: tuple[Gpu, ...] = ()
@@ -51,7 +51,7 @@ def report(spec: LaunchSpec, life: Life, seen: Seen) -> ShardReport:
         port=spec.probes.port,
         leader_address=spec.leader_address,
         computes_on=_computes_on(spec.shard, seen.gpus) if engine else None,
-        manual=seen.manual,
+        by_hand=seen.by_hand,
         lost=seen.lost,
     )
 
@@ -82,6 +82,11 @@ def ended(shard: ShardId, exit_: Exit, *, told: bool) -> JournalEvent:
     }
     kept = {name: str(value) for name, value in fields.items() if value is not None}
     return JournalEvent(kind="shard-exit", subject=shard, text=describe_exit(exit_, told=told), fields=kept)
+
+
+def manual(spec: LaunchSpec, text: str) -> JournalEvent:
+    fields = {"replica": spec.replica, "model": spec.model}
+    return JournalEvent(kind="manual", subject=spec.shard, text=text, fields=fields)
 
 
 def problem(shard: str, text: str) -> JournalEvent:

@@ -31,7 +31,7 @@ from llmgw.core.lifecycle import rules_of, step
 from llmgw.model.facts import Gpu
 from llmgw.model.launch import ENGINE, LaunchSpec
 from llmgw.model.problems import LlmgwError
-from llmgw.model.report import Exit, ShardReport, ShardState
+from llmgw.model.report import ByHand, Exit, ShardReport, ShardState
 from llmgw.wire.codec import CodecError
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Shard:
         seen = reports.Seen(
             engine=self._started.engine,
             last_line=self.masked(self._around.logs.last_line(self.spec.shard, ENGINE)) if shown else "",
-            manual=self._order.manual,
+            by_hand=self._order.by_hand,
             lost=self._lost,
             problem=self._problem,
             gpus=gpus,
@@ -125,11 +125,17 @@ class Shard:
             self._inbox.put_nowait(_Letter(event=event))
         self._main = asyncio.ensure_future(self._run())
 
-    async def tell(self, event: Event, *, manual: str = "") -> None:
+    async def tell(self, event: Event) -> None:
         """Returns when the event has been taken in and what it means is on disk."""
-        if manual:
-            self._order = replace(self._order, manual=manual)
         await self._taken_in(event)
+
+    async def commanded(self, by_hand: ByHand | None) -> None:
+        """By whom it was told last is part of its order: a person on the node; None: the controller."""
+        if by_hand == self._order.by_hand:
+            return
+        self._order = replace(self._order, by_hand=by_hand)
+        await self._save()
+        self._around.events(self.report())
 
     async def settled(self) -> None:
         """Returns when what it was begun with has been taken in."""

@@ -5,7 +5,17 @@ import pwd
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmgw.agent.seams import Gpus, JobGate, NodeChecks, Probe, Running, ShardEvents, Spawner
+from llmgw.agent.seams import (
+    ANYTHING,
+    Gpus,
+    JobGate,
+    NodeChecks,
+    Probe,
+    Rules,
+    Running,
+    ShardEvents,
+    Spawner,
+)
 from llmgw.agent.shards import statusfiles
 from llmgw.agent.shards.autopsy import NOTHING_SEEN, Evidence
 from llmgw.agent.shards.logs import LogBook
@@ -54,6 +64,7 @@ class Surroundings:
     logs: LogBook
     events: ShardEvents
     witness: Witness | None = None
+    rules: Rules = ANYTHING
 
     def status_file(self, shard: str, process: Process | str) -> str:
         name = process if isinstance(process, str) else process.name

@@ -17,7 +17,7 @@ LINE_LENGTH = 300
 LINES = 60
 """Bounds of what one commit tells: a fleet of thousands must still have a log that people read."""
 
-NEWS = frozenset({"agent-started", "shard-exit", "manual", "problem"})
+NEWS = frozenset({"agent-started", "shard-exit", "manual", "policy", "problem"})
 """Kinds of journal entries that happened by themselves; the others only echo what was commanded."""
 
 

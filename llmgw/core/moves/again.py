@@ -7,22 +7,23 @@ from llmgw.core.moves.networks import unjoined
 from llmgw.core.moves.round import Copy, Round
 from llmgw.core.moves.standing import Standing, Want
 from llmgw.core.moves.steps import failing, job_failed, lacking
+from llmgw.core.place.candidates import forbidden
 from llmgw.core.place.fitting import still_good
+from llmgw.core.seen.condition import changed
 from llmgw.model.plan import Action, Change, Decision, StepKind
 from llmgw.model.record import ReplicaPhase
 
 
 def start_again(round_: Round, stand: Standing, copy: Copy) -> Want | None:
     """Its node lost it, or somebody stopped it there: the same order once more, if its place is still free."""
-    obstacle = _place_lost(round_, copy)
+    obstacle = _place_lost(round_, stand, copy)
     told = copy.state.leader
     if copy.replica.phase is ReplicaPhase.STARTING and told is None:
         keyword, reason = "not-started", f"{copy.replica.id} was recorded, but its node never got the order"
     elif told is not None:
-        by = told.manual or "by hand"
         keyword, reason = (
             "stopped",
-            f"{copy.replica.id} was stopped on {copy.nodes[0]} ({by}), and Git asks for it",
+            f"{copy.replica.id} was {changed(told, copy.nodes[0])}, and Git asks for it",
         )
     else:
         verb = "does" if len(copy.nodes) == 1 else "do"
@@ -34,7 +35,7 @@ def start_again(round_: Round, stand: Standing, copy: Copy) -> Want | None:
     return None
 
 
-def _place_lost(round_: Round, copy: Copy, ranks: frozenset[int] | None = None) -> str:
+def _place_lost(round_: Round, stand: Standing, copy: Copy, ranks: frozenset[int] | None = None) -> str:
     """Why ``ranks``, or all of them, can't run where they were to; empty when they can."""
     for rank in copy.replica.ranks:
         if ranks is not None and rank.rank not in ranks:
@@ -42,6 +43,8 @@ def _place_lost(round_: Round, copy: Copy, ranks: frozenset[int] | None = None) 
         ledger = round_.placer.ledgers[rank.node]
         if ledger.view.obstacle:
             return f"{rank.node} is {ledger.view.obstacle}"
+        if stand.goal is not None and (why := forbidden(stand.request(stand.goal), ledger)):
+            return f"{rank.node}: {why}"
         if not still_good(ledger, tuple(gpu.uuid for gpu in rank.gpus)):
             return f"a GPU it had on {rank.node} is not free for it any more"
         facts = ledger.view.facts
@@ -56,7 +59,7 @@ def complete(round_: Round, stand: Standing, target: Copy) -> Want | None:
     replica, missing = target.replica, frozenset(target.state.missing)
     nodes = names(dict.fromkeys(rank.node for rank in replica.ranks if rank.rank in missing))
     reason = f"{replica.id} was recorded, but {nodes} never got the order"
-    if obstacle := _place_lost(round_, target, missing):
+    if obstacle := _place_lost(round_, stand, target, missing):
         return _elsewhere(round_, stand, target, keyword="not-started", reason=reason, obstacle=obstacle)
     how = "sent again", "its other ranks are there"
     _send(round_, stand, target, keyword="not-started", reason=reason, how=how, only=missing)

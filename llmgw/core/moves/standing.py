@@ -89,6 +89,9 @@ class Standing:
             rules=self.model.spec.placement,
             weights=self.weights,
             network=wish_of(goal),
+            engine=goal.profile.engine.name,
+            engine_path=goal.profile.engine.path,
+            weights_path=goal.spec.source.path,
         )
 
 

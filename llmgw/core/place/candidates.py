@@ -30,6 +30,9 @@ class Request:
     rules: PlacementRules
     weights: str | None = None
     network: Wish = Wish()
+    engine: str = ""
+    engine_path: str | None = None
+    weights_path: str | None = None
 
     @property
     def spread(self) -> bool:
@@ -39,7 +42,8 @@ class Request:
     def rules_key(self) -> tuple[object, ...]:
         """Equal for requests that have the same candidates."""
         labels = (self.nodes > 1, self.network, *sorted(self.rules.labels.items()))
-        return (self.rules.pool, labels, self.rules.nodes, self.gpus, self.need.gpu_memory)
+        runs = (self.engine, self.engine_path, self.weights_path)
+        return (self.rules.pool, labels, self.rules.nodes, self.gpus, self.need.gpu_memory, *runs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +87,24 @@ def breaks_rules(ledger: NodeLedger, rules: PlacementRules, named: frozenset[str
     return ""
 
 
+def forbidden(request: Request, ledger: NodeLedger) -> str:
+    """Why the machine's own policy does not let this run there; empty when it does, and where nothing is known of it."""
+    facts = ledger.view.facts
+    policy = facts.policy if facts is not None else None
+    if policy is None:
+        return ""
+    paths = (request.weights_path,) if request.weights_path is not None else ()
+    return (
+        policy.obstacle
+        or policy.refuses_engine(request.engine, request.engine_path)
+        or next((why for path in paths if (why := policy.refuses_path(path))), "")
+    )
+
+
 def _against_rules(request: Request, ledger: NodeLedger, named: frozenset[str]) -> Rejection | None:
     name = ledger.view.name
-    if reason := breaks_rules(ledger, request.rules, named) or ledger.view.obstacle:
+    reason = breaks_rules(ledger, request.rules, named) or ledger.view.obstacle or forbidden(request, ledger)
+    if reason:
         return Rejection(node=name, reason=reason)
     if rejection := _cannot_meet(request, ledger):
         return rejection

@@ -10,18 +10,17 @@ from dataclasses import dataclass, field
 
 from llmgw.core.amounts import GIB, size
 from llmgw.core.fabric.labels import NodeFabric, labels
-from llmgw.core.seen.condition import ENDED
+from llmgw.core.seen.condition import ENDED, LEAVING
 from llmgw.core.seen.survey import NodeView, Survey
 from llmgw.model.claims import Claims
 from llmgw.model.facts import Facts, Gpu
 from llmgw.model.ids import shard_id
+from llmgw.model.localpolicy import LocalPolicy
 from llmgw.model.manifest import PortRange, Reserve
-from llmgw.model.record import RankPlacement, ReplicaPhase, ReplicaRecord
+from llmgw.model.record import RankPlacement, ReplicaRecord
 
 IDLE_MEMORY = GIB
 """Bytes that a GPU without any process may show as used: the driver's own part, some hundred MiB."""
-
-LEAVING = frozenset({ReplicaPhase.DRAINING, ReplicaPhase.STOPPING})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -180,13 +179,15 @@ def _ledger(view: NodeView, order: int, fabrics: Mapping[str, NodeFabric]) -> No
     reserve = spec.reserve if spec is not None else Reserve()
     facts = view.facts or Facts()
     parents = {gpu.parent for gpu in facts.gpus if gpu.parent}
-    total = facts.memory_total - reserve.memory if facts.memory_total else None
+    policy = facts.policy or LocalPolicy(file="")
+    kept = max(reserve.memory, policy.reserve.memory)
+    total = facts.memory_total - kept if facts.memory_total else None
     ledger = NodeLedger(
         view=view,
         order=order,
         address=view.desired.address if view.desired is not None else "",
         ports=spec.ports if spec is not None else PortRange(),
-        gpus=tuple(_gpu_ledger(gpu, reserve, parents) for gpu in facts.gpus),
+        gpus=tuple(_gpu_ledger(gpu, reserve, parents, policy) for gpu in facts.gpus),
         fabrics=fabrics,
         memory_total=total,
         taken=set(facts.listening),
@@ -195,10 +196,12 @@ def _ledger(view: NodeView, order: int, fabrics: Mapping[str, NodeFabric]) -> No
     return ledger
 
 
-def _gpu_ledger(gpu: Gpu, reserve: Reserve, parents: set[str]) -> GpuLedger:
+def _gpu_ledger(gpu: Gpu, reserve: Reserve, parents: set[str], policy: LocalPolicy) -> GpuLedger:
     unusable = ""
     if gpu.uuid in reserve.gpus:
         unusable = "is kept for people (reserve)"
+    elif policy.keeps(gpu.uuid, gpu.parent):
+        unusable = f"is kept for people ({policy.where('reserve')} on the node)"
     elif gpu.uuid in parents:
         unusable = "is split into MIG instances"
     elif gpu.health:

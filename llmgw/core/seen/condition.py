@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
-from llmgw.core.amounts import names
+from llmgw.core.amounts import at, names
 from llmgw.core.seen.survey import SeenShard, Survey
 from llmgw.model.ids import shard_id
 from llmgw.model.record import ReplicaPhase, ReplicaRecord
@@ -36,6 +36,8 @@ class Health(Enum):
     FAILED = "failed"
 
 
+LEAVING = frozenset({ReplicaPhase.DRAINING, ReplicaPhase.STOPPING})
+"""Told to go: what it holds will be given back without anything else being decided."""
 ENDED = frozenset({ShardState.STOPPED.value, ShardState.FAILED.value})
 """States in which a shard has no process and holds nothing of its node."""
 
@@ -192,6 +194,14 @@ def _gang_text(
     told = [rank_text(shard) for shard in telling]
     told += [f"rank {rank} is not on {nodes[rank]}" for rank in missing]
     return f"{'on its way' if health is Health.COMING else health.value}: {names(told)}"
+
+
+def changed(report: ShardReport, node: str) -> str:
+    """``stopped by hand on gpu03 by ann at …``, for a shard that nobody commanded from here."""
+    hand = report.by_hand
+    if hand is None:
+        return f"{report.state} on {node} by hand"
+    return f"{hand.verb} by hand on {node} by {hand.by} at {at(hand.at)}"
 
 
 def rank_text(shard: SeenShard) -> str:

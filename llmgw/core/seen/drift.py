@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from llmgw.core.amounts import at, names, plural
-from llmgw.core.seen.condition import ENDED, Condition, Health, condition
+from llmgw.core.seen.condition import ENDED, LEAVING, Condition, Health, changed, condition
 from llmgw.core.seen.survey import NodeView, SeenShard, Survey
 from llmgw.model.plan import Drift
 from llmgw.model.record import NodeRecord, Record, ReplicaPhase, ReplicaRecord
@@ -67,6 +67,8 @@ def _serving(replica: ReplicaRecord, state: Condition) -> Iterator[Drift]:
             keyword, text = "rank-lost", f"{replica.id} is {state.text}"
         case Health.FAILED:
             keyword, text = "failed", f"{replica.id} has given up: {_error(state)}"
+        case Health.STOPPED if leader is not None and leader.by_hand is not None:
+            return  # told of its shard, with who did it
         case Health.STOPPED:
             keyword, text = "stopped", f"{replica.id} was stopped on {node}"
         case Health.COMING:
@@ -85,8 +87,9 @@ def _error(state: Condition) -> str:
 
 def _shard(replica: ReplicaRecord, seen: SeenShard, survey: Survey) -> Iterator[Drift]:
     report = seen.report
-    if report.manual:
-        text = f"changed by hand on {seen.node}: {report.manual}"
+    # Started by hand, it is what the record says it should be: only what was taken away is drift.
+    if report.by_hand is not None and (report.by_hand.verb != "started" or replica.phase in LEAVING):
+        text = f"{report.shard} was {changed(report, seen.node)}"
         yield Drift(
             address=_address(replica), keyword="manual", text=text, node=seen.node, shard=report.shard
         )

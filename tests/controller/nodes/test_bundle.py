@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import tomllib
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import llmgw
 from llmgw import __version__
@@ -73,7 +74,7 @@ def test_the_bundle_for_this_python_needs_no_index(tmp_path: Path) -> None:
     bundle = build(bundles(tmp_path, environ={"PATH": "/nowhere"}), HERE)
     assert not (tmp_path / "wheels").exists()
     names = {package.partition("==")[0] for package in bundle.packages}
-    assert {Requirement(root).name for root in ROOTS} | {
+    assert {canonicalize_name(Requirement(root).name) for root in ROOTS} | {
         "attrs",
         "httpcore",
         "h11",

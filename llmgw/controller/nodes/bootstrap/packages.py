@@ -18,8 +18,16 @@ from packaging.utils import canonicalize_name
 from llmgw.controller.nodes.bootstrap.target import Target
 from llmgw.model.problems import StalledError
 
-ROOTS: Final = ("cattrs>=25.1", "httpx>=0.28", "nvidia-ml-py>=13.580", "psutil>=7.0", "sniffio>=1.3")
-"""What llmgw/agent and llmgw/wire import; httpx imports sniffio and does not always ask for it.
+ROOTS: Final = (
+    "cattrs>=25.1",
+    "httpx>=0.28",
+    "nvidia-ml-py>=13.580",
+    "psutil>=7.0",
+    "ruamel.yaml>=0.19",
+    "sniffio>=1.3",
+)
+"""What llmgw/agent and llmgw/wire import; httpx imports sniffio and does not always ask for it. Of the two readers of YAML
+the one without compiled parts, because it runs on every machine as it is.
 A test holds them to what pyproject.toml says."""
 MAX_FILE: Final = 64 * 1024 * 1024
 NOT_SHIPPED: Final = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
