@@ -40,6 +40,7 @@ class Script:
     survive_kill: bool = False
     leaves: int = 0  # children that outlive it
     answers_token: bool = True
+    computes: bool = False  # uses a whole core
     in_flight: float | None = 0
     gpu_memory: int = 8 * GIB
 
@@ -238,6 +239,11 @@ class FakeSpawner(_Seam):
         for process in self._node.living():
             if process.order.shard == shard:
                 self._node.signalled(process, signal.SIGKILL)
+
+    async def cpu_seconds(self, shard: str) -> float:
+        self._reach("cpu_seconds")
+        age = asyncio.get_running_loop().time()
+        return sum(age - p.born for p in self._node.living() if p.order.shard == shard and p.script.computes)
 
     async def describe(self, pids: tuple[int, ...]) -> str:
         return ", ".join(f"pid {pid}" for pid in pids)

@@ -100,6 +100,10 @@ class Spawner(Protocol):
         """CPU time that the shard's living processes have used so far."""
         ...
 
+    async def cpu_seconds(self, shard: str) -> float:
+        """CPU time that the shard's living processes have used so far."""
+        ...
+
     async def describe(self, pids: tuple[int, ...]) -> str:
         """What processes are and what they are at, for people."""
         ...

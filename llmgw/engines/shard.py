@@ -1,6 +1,7 @@
 """From an engine's process to a whole launch spec: claims, needs, expectations, restarts and times are the same for
 every engine that serves HTTP from rank 0."""
 
+from dataclasses import replace
 from ipaddress import ip_address
 
 from llmgw.core.adapter import Placed, RankNetwork
@@ -47,7 +48,7 @@ def launch_spec(
         address=rank.address,
         leader_address=host_port(leader.address, leader.ports[0]),
         processes=(*sidecars, process),
-        probes=probes,
+        probes=probes if model.profile.token_probe else replace(probes, token=None),
         claims=Claims(gpus=rank.gpus, memory=rank.memory, ports=rank.ports),
         needs=tuple(job.job for job in (install, fetch) if job is not None),
         engine=install.digest if install else None,
@@ -93,6 +94,7 @@ def _restart(placed: Placed) -> RestartPolicy:
         backoff=asked.backoff,
         max_backoff=asked.max_backoff,
         give_up_after=asked.give_up_after,
+        reset_after=asked.reset_after,
     )
 
 
@@ -101,9 +103,11 @@ def _timeouts(placed: Placed, stop: float | None) -> ShardTimeouts:
     return ShardTimeouts(
         startup=profile.startup_timeout,
         stop=profile.timeouts.stop if stop is None else stop,
+        kill=profile.timeouts.kill,
         rendezvous=profile.timeouts.rendezvous,
         alive_grace=profile.timeouts.alive_grace,
         health=profile.timeouts.health,
+        health_request=profile.timeouts.health_request,
         adopt_ready=profile.timeouts.adopt_ready,
         drain=placed.model.spec.rollout.drain_timeout,
     )

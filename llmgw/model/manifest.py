@@ -181,11 +181,14 @@ class NodeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """Which engine: by version (installed by the agent) or by a path on the node."""
+    """Which engine: by version (installed by the agent, out of the archive at ``url`` where there is one) or by a path on
+    the node. ``url`` needs ``sha256`` and ``version``."""
 
     name: Literal["vllm", "sglang", "llamacpp", "sim", "custom"]
     version: str | None = None
     path: str | None = None
+    url: str | None = None
+    sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,9 +209,11 @@ class Parallel:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
     stop: Duration = Duration(60)
+    kill: Duration = Duration(5)
     rendezvous: Duration = Duration(5 * MINUTE)
     alive_grace: Duration = Duration(5)
     health: Duration = Duration(2)
+    health_request: Duration = Duration(3)
     adopt_ready: Duration = Duration(60)
 
 
@@ -220,6 +225,7 @@ class Restart:
     backoff: Duration = Duration(10)
     max_backoff: Duration = Duration(5 * MINUTE)
     give_up_after: int = 6
+    reset_after: Duration = Duration(10 * MINUTE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +244,7 @@ class ProfileSpec:
     args: tuple[str, ...] = ()
     env: Mapping[str, Value] = field(default_factory=dict)
     startup_timeout: Duration = Duration(30 * MINUTE)
+    token_probe: bool = True  # one unit of real work before the first ready
     timeouts: Timeouts = Timeouts()
     restart: Restart = Restart()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from llmgw.agent.seams import Gpus, JobGate, NodeChecks
+from llmgw.agent.seams import Gpus, JobGate, NodeChecks, Spawner
 from llmgw.model.claims import GpuClaim
 from llmgw.model.facts import Gpu
 from llmgw.model.launch import Expect, LaunchSpec
@@ -13,14 +13,26 @@ from llmgw.model.launch import Expect, LaunchSpec
 INFINIBAND = Path("/sys/class/infiniband")
 
 
-async def mismatch(spec: LaunchSpec, *, gpus: Gpus, node: NodeChecks, jobs: JobGate) -> str | None:
+async def mismatch(
+    spec: LaunchSpec, *, gpus: Gpus, node: NodeChecks, jobs: JobGate, spawner: Spawner
+) -> str | None:
     """The first thing that is not as the plan expected it, or None."""
     expect = spec.expect
     return (
         await _engine_and_weights(spec, node, jobs)
         or (await _gpus(spec, await gpus.sample()) if expect.gpus or spec.claims.gpus else None)
-        or await _network(expect, spec.address, node)
+        or await _network(expect, node)
+        or await _ports(spec, node, spawner)
     )
+
+
+async def held(port: int, found: tuple[int, str | None], spawner: Spawner) -> str:
+    """Who is in the way, as ``Spawner.listener`` has found it."""
+    pid, shard = found
+    if pid == 0:
+        return f"port {port} is held by a process of another user"
+    whose = f" of shard {shard}" if shard else ", which is not ours"
+    return f"port {port} is held by {await spawner.describe((pid,))}{whose}"
 
 
 async def _engine_and_weights(spec: LaunchSpec, node: NodeChecks, jobs: JobGate) -> str | None:
@@ -71,16 +83,23 @@ def _held(gpu: Gpu, claim: GpuClaim | None, shard: str) -> str | None:
     return f"GPU {gpu.uuid}: pid {worst.pid} {whose} holds {amount} of it"
 
 
-async def _network(expect: Expect, address: str, node: NodeChecks) -> str | None:
+async def _network(expect: Expect, node: NodeChecks) -> str | None:
     if expect.interface_address and expect.interface_address not in await node.addresses():
         return f"no interface of this node holds the address {expect.interface_address}"
     for place, gid in expect.gids.items():
         device, port, index = place.split(":")
         if (found := await node.gid(device, int(port), int(index))) != gid:
             return f"GID {index} of {device} port {port} is {found or 'gone'}, not {gid}"
-    for port_number in expect.ports_free:
-        if not await node.port_free(address, port_number):
-            return f"port {port_number} is taken"
+    return None
+
+
+async def _ports(spec: LaunchSpec, node: NodeChecks, spawner: Spawner) -> str | None:
+    """Whoever listens there would be taken for the engine, or keep it from listening."""
+    own = () if spec.probes.port is None else (spec.probes.port,)
+    for port in dict.fromkeys((*spec.expect.ports_free, *own)):
+        if not await node.port_free(spec.address, port):
+            found = await spawner.listener(port)
+            return await held(port, found, spawner) if found else f"port {port} is taken"
     return None
 
 

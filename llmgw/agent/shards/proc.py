@@ -3,6 +3,7 @@ meanwhile."""
 
 import contextlib
 import os
+import pwd
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from llmgw.agent.seams import ProcessId
 PROC = Path("/proc")
 MAX_ENVIRON = 2 * 1024 * 1024
 MAX_STATUS = 64 * 1024
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 STATES = {
     "R": "running",
     "S": "asleep",
@@ -35,6 +37,7 @@ class Stat:
     session: int
     threads: int
     start: int
+    ticks: int = 0  # of CPU time
 
     @property
     def gone(self) -> bool:
@@ -63,6 +66,7 @@ def stat(pid: int) -> Stat | None:
         session=int(fields[3]),
         threads=int(fields[17]),
         start=int(fields[19]),
+        ticks=int(fields[11]) + int(fields[12]),
     )
 
 
@@ -125,14 +129,31 @@ def appends_to(pid: int) -> list[str]:
     return found
 
 
+def cpu_seconds(pid: int) -> float:
+    """Used so far, its threads' included; 0 for one that has gone."""
+    one = stat(pid)
+    return one.ticks / TICKS_A_SECOND if one is not None else 0
+
+
 def describe(pid: int) -> str:
-    """For people: its name, what it is at, and in the kernel where."""
+    """For people: its name, whose it is, what it is at, and where the kernel holds it."""
     one = stat(pid)
     if one is None:
         return f"pid {pid} (gone)"
-    place = _text(pid, "wchan")
+    place = _text(pid, "wchan") if one.state == "D" else ""
     inside = f" in {place}" if place not in ("", "0") else ""
-    return f"pid {pid} ({_text(pid, 'comm') or '?'}, {STATES.get(one.state, one.state)}{inside})"
+    state = STATES.get(one.state, one.state)
+    return f"pid {pid} ({_text(pid, 'comm') or '?'}, user {_user(pid)}, {state}{inside})"
+
+
+def _user(pid: int) -> str:
+    try:
+        uid = (PROC / str(pid)).stat().st_uid
+        return pwd.getpwuid(uid).pw_name
+    except OSError:
+        return "?"
+    except KeyError:
+        return str(uid)
 
 
 def _text(pid: int, name: str) -> str:

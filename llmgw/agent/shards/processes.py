@@ -143,6 +143,9 @@ class ShimSpawner:
     async def kill_remaining(self, shard: str, *, shims: bool = False) -> None:
         self._belongings.kill(shard, shims=shims)
 
+    async def cpu_seconds(self, shard: str) -> float:
+        return sum(proc.cpu_seconds(pid) for pid in self._belongings.of(shard))
+
     async def describe(self, pids: tuple[int, ...]) -> str:
         return ", ".join(proc.describe(pid) for pid in pids)
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from llmgw.agent.seams import Answer
+from llmgw.agent.shards import checks, progress
 from llmgw.agent.shards.surroundings import Surroundings
 from llmgw.core.life import Drained, Event, PortOpen, ProbeFailed, Ready, Waiting
 from llmgw.core.lifecycle import DRAIN_SETTLE
@@ -14,7 +15,7 @@ CONNECT_WITHIN = 2.0
 TOKEN_WITHIN = 120.0
 """Seconds for the first token: engines compile and warm up under it."""
 ALIVE_FAILURES = 5
-"""In a row, until a ready shard counts as not answering: an engine busy with a long prompt may miss some."""
+"""In a row, until it is asked whether a ready shard that does not answer does anything at all, and so on."""
 DRAIN_EVERY = 1.0
 FIRST_PAUSE = 0.1
 MAX_ANSWER = 160
@@ -64,15 +65,35 @@ class Questions:
             await asyncio.sleep(pause)
 
     async def watch(self) -> None:
-        """As long as it is ready."""
-        alive, failures = self._probes.alive, 0
+        """As long as it is ready: until it answers nothing and does nothing."""
+        alive = self._probes.alive
         while alive is not None and self._probes.port is not None:
             await asyncio.sleep(self._spec.timeouts.health)
-            why = await self._wrong(alive, timeout=self._spec.timeouts.health_request)
-            failures = failures + 1 if why else 0
-            if why and failures >= ALIVE_FAILURES:
-                self._tell(ProbeFailed(why=why))
+            if not await self._wrong(alive, timeout=self._spec.timeouts.health_request):
+                continue
+            if dead := await self._silent(alive):
+                self._tell(ProbeFailed(why=dead))
                 return
+            self._tell(Waiting(reason=""))
+
+    async def _silent(self, alive: HttpProbe) -> str | None:
+        """Why it counts as dead; None when it answers again."""
+        first = before = await progress.look(self._spec, self._around, self._key)
+        failures = 1
+        while True:
+            await asyncio.sleep(self._spec.timeouts.health)
+            why = await self._wrong(alive, timeout=self._spec.timeouts.health_request)
+            if not why:
+                return None
+            failures += 1
+            if failures % ALIVE_FAILURES:
+                continue
+            now = await progress.look(self._spec, self._around, self._key)
+            work = progress.between(first, before, now)
+            if not work:
+                return f"{why}; {progress.idle(first, before, now)}"
+            self._tell(Waiting(reason=f"busy: {why}; {work}"))
+            before = now
 
     async def drain(self) -> None:
         """What can't be counted is waited for until the deadline."""
@@ -112,14 +133,9 @@ class Questions:
         found = await self._around.spawner.listener(port)
         if found is None:
             return f"nothing listens on port {port} any more"
-        pid, shard = found
-        if shard == self._spec.shard:
+        if found[1] == self._spec.shard:
             return None
-        if pid == 0:
-            return f"port {port} is held by a process of another user"
-        return f"port {port} is held by pid {pid}" + (
-            f" of shard {shard}" if shard else ", which is not ours"
-        )
+        return await checks.held(port, found, self._around.spawner)
 
     async def _wrong(self, probe: HttpProbe, *, timeout: float) -> str | None:
         answer = await self._around.probe.ask(

@@ -118,7 +118,7 @@ def test_a_disk_that_fills_up_later_is_told_and_stop_still_works() -> None:
         (Expect(gpus=("GPU-7",)), "GPU GPU-7 is not there"),
         (Expect(gpus=("GPU-1",)), "not healthy: pending remap"),
         (Expect(gpus=("GPU-0",)), "pid 4711 of user ann holds 31.9 GiB"),
-        (Expect(ports_free=(18000,)), "port 18000 is taken"),
+        (Expect(ports_free=(18000,)), "port 18000 is held by pid 42, which is not ours"),
         (Expect(interface_address="10.0.0.9"), "no interface of this node holds the address 10.0.0.9"),
         (Expect(gids={"mlx5_0:1:3": "::ffff:0a00:0001"}), "GID 3 of mlx5_0 port 1 is gone"),
         (Expect(engine="e" * 64), "engine eeeeeeee is not installed"),
