@@ -61,6 +61,7 @@ class LocalTransport:
             "-I",
             "-S",
             str(PROBE),
+            f"--ports={node.spec.ports.from_port}-{node.spec.ports.to_port}",
             str(work),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

@@ -66,10 +66,11 @@ class SshTransport:
     async def probe(self, node: DesiredNode) -> Facts:
         spec = node.spec
         folders = [path for path in (spec.dirs.work, spec.dirs.weights, spec.dirs.engines) if path]
+        asked = (f"--ports={spec.ports.from_port}-{spec.ports.to_port}", *folders)
         command = (
-            (spec.python, "-I", "-S", "-", *folders)
+            (spec.python, "-I", "-S", "-", *asked)
             if spec.python
-            else ("sh", "-c", PYTHON, "llmgw-probe", *folders)
+            else ("sh", "-c", PYTHON, "llmgw-probe", *asked)
         )
         connection = await self.connection(node)
         ended = await connection.run(command, stdin=PROBE.read_bytes(), timeout=PROBE_WITHIN)
