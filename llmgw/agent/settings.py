@@ -10,6 +10,8 @@ below ``work`` (0711)   mode   what
 ``agent.log``           0600   what the agent logs
 ``state``               0700   owner and fence
 ``shards`` ``jobs``     0700   standing orders
+``jobsecrets``          0700   what jobs need and nobody may see
+``jobruns``             0700   the folders of jobs at work
 ``status``              0700   what the shims say of the engines' ends
 ``logs`` ``journal``    0700   the engines' output; what happened
 ``weights`` ``engines`` 0755   what jobs bring
@@ -30,11 +32,14 @@ from llmgw.wire.setup import LOCK, LOG, PRETENDED, SETTINGS, SETTINGS_FORMAT, Ag
 MAX_SETTINGS = 1024 * 1024
 MAX_PRETENDED = 4 * 1024 * 1024
 
+JOB_RUNS = "jobruns"
 FOLDERS: Mapping[str, int] = {
     "state": 0o700,
     "shards": 0o700,
     "shards/unreadable": 0o700,  # made early: a full disk must not keep a broken order from being put aside
     "jobs": 0o700,
+    "jobsecrets": 0o700,
+    JOB_RUNS: 0o700,
     "status": 0o700,
     "logs": 0o700,
     "journal": 0o700,

@@ -8,7 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from llmgw.wire.messages import (
     PROTOCOL,
     WRONG_FLEET,
     Accepted,
+    CancelParams,
     InstallParams,
     LogLine,
     LogsParams,
@@ -37,7 +38,6 @@ from llmgw.wire.messages import (
     WatchParams,
 )
 from tests.agent.agents import FLEET, command, install_spec, until
-from tests.agent.jobs.test_install import marked
 from tests.agent.processes import Machine, engine_spec, free_port, on_machine
 
 pytestmark = pytest.mark.slow
@@ -273,12 +273,11 @@ def test_the_journal_goes_on_after_a_torn_line(tmp_path: Path) -> None:
     on_machine(tmp_path, main)
 
 
-def test_a_job_that_was_under_way_when_its_agent_was_killed_is_finished_by_the_next_one(
-    tmp_path: Path,
-) -> None:
-    python = tmp_path / "slow-python"
+def test_a_job_goes_on_without_its_agent_and_is_told_by_the_next_one(tmp_path: Path) -> None:
+    python, go, begun = tmp_path / "slow-python", tmp_path / "go", tmp_path / "begun"
     python.write_text(
-        f'#!/bin/sh\nif mkdir "{tmp_path}/first" 2>/dev/null; then echo waiting; sleep 600; fi\nexec {sys.executable} "$@"\n'
+        f'#!/bin/sh\necho waiting\necho begun >> "{begun}"\nwhile [ ! -e "{go}" ]; do sleep 0.05; done\n'
+        f'exec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)
 
@@ -289,17 +288,77 @@ def test_a_job_that_was_under_way_when_its_agent_was_killed_is_finished_by_the_n
         async with machine.link(node) as link:
             await link.request("install", params, Accepted, timeout=20)
             await _job_when(machine, node, "running")
-        await until((tmp_path / "first").exists)
-        await until(lambda: marked(machine.work(node)))
-        left = marked(machine.work(node))
+        await until(begun.exists)
+        before = workers(machine.work(node))
+        assert len(before) == 1
         machine.kill_agent(node)
         await machine.transport.bootstrap(node, fleet=FLEET)
+        await _job_when(machine, node, "running")
+        assert workers(machine.work(node)) == before
+        go.touch()
         await _job_when(machine, node, "done")
-        assert not set(left) & set(marked(machine.work(node)))
+        assert begun.read_text() == "begun\n"
+        await until(lambda: not workers(machine.work(node)))
         engine = (await machine.report(node)).facts.engines[0]
         assert (engine.digest, mode(Path(engine.path)) & 0o005) == (params.spec.digest, 0o005)
 
     on_machine(tmp_path, main)
+
+
+def test_a_worker_that_was_killed_with_its_agent_is_followed_by_another(tmp_path: Path) -> None:
+    python, first = tmp_path / "slow-python", tmp_path / "first"
+    python.write_text(
+        f'#!/bin/sh\nif mkdir "{first}" 2>/dev/null; then echo waiting; sleep 600; fi\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+
+    async def main(machine: Machine) -> None:
+        node = machine.node()
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        params = InstallParams(command=command("i"), spec=install_spec(python=str(python)))
+        async with machine.link(node) as link:
+            await link.request("install", params, Accepted, timeout=20)
+        await until(first.exists)
+        machine.kill_agent(node)
+        (worker,) = workers(machine.work(node))
+        os.kill(worker, signal.SIGKILL)
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        await _job_when(machine, node, "done")
+
+    on_machine(tmp_path, main)
+
+
+def test_a_cancelled_job_leaves_no_process_behind(tmp_path: Path) -> None:
+    python, begun = tmp_path / "slow-python", tmp_path / "begun"
+    python.write_text(f'#!/bin/sh\ntrap "" TERM\necho $$ > "{begun}"\nwhile :; do sleep 600; done\n')
+    python.chmod(0o755)
+
+    async def main(machine: Machine) -> None:
+        node = machine.node()
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        params = InstallParams(command=command("i"), spec=install_spec(python=str(python)))
+        async with machine.link(node) as link:
+            await link.request("install", params, Accepted, timeout=20)
+            await until(lambda: begun.exists() and begun.read_text())
+            cancel = CancelParams(command=command("c"), job=params.spec.job)
+            answer = await link.request("cancel", cancel, Accepted, timeout=20)
+        assert answer.job is not None
+        assert (answer.job.state, answer.job.error) == ("cancelled", "")
+        assert not psutil.pid_exists(int(begun.read_text()))
+        assert not workers(machine.work(node))
+
+    on_machine(tmp_path, main)
+
+
+def workers(work: Path) -> list[int]:
+    """Pids of the programs that do the jobs of this work directory."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            inside = Path(process.cwd()).is_relative_to(work / "jobruns")
+            if inside and any("jobs.worker" in word for word in process.cmdline()):
+                found.append(process.pid)
+    return found
 
 
 async def _job_when(machine: Machine, node: DesiredNode, state: str) -> None:

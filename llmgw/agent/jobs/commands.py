@@ -1,23 +1,19 @@
-"""Runs one command of a job: in a session of its own, its output read line by line and bounded, all of it killed when
-the job is cancelled or the agent ends. What a killed agent left running is found by a marker in its environment.
+"""Runs one command of a job: in a process group of its own, its output read line by line and bounded, all of it killed
+when the job is cancelled. It stays in the session of the job's worker, which is one of the proofs of whose it is.
 """
 
 import asyncio
 import os
-import signal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmgw.agent.children import end_session
 from llmgw.model.problems import StalledError
 
-MARKER = "LLMGW_JOB"
 MAX_LINE = 16 * 1024
 KEPT_LINES = 20
-MAX_ENVIRON = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,20 +28,21 @@ async def run_command(
     argv: Sequence[str],
     *,
     env: Mapping[str, str],
-    marker: str,
     directory: Path,
     told: Callable[[str], None],
+    given: bytes = b"",
 ) -> Ended:
-    """``env`` is exact. ``told`` gets each line as it comes. Cancelling kills the whole session."""
+    """``env`` is exact. ``told`` gets each line as it comes, standard input holds what is ``given``. Cancelling kills the
+    whole group."""
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,
-            env={**env, MARKER: marker},
+            env=dict(env),
             cwd=directory,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
+            preexec_fn=_own_group,
             limit=MAX_LINE,
         )
     except OSError as wrong:
@@ -53,10 +50,17 @@ async def run_command(
     kept: deque[str] = deque(maxlen=KEPT_LINES)
     try:
         assert process.stdout is not None
+        assert process.stdin is not None
+        process.stdin.write(given)
+        process.stdin.close()
         await _read_lines(process.stdout, kept, told)
         return Ended(code=await process.wait(), last_lines=tuple(kept))
     finally:
         await end_session(process)
+
+
+def _own_group() -> None:
+    os.setpgid(0, 0)
 
 
 async def _read_lines(stream: asyncio.StreamReader, kept: "deque[str]", told: Callable[[str], None]) -> None:
@@ -76,23 +80,3 @@ def _keep(line: bytes, kept: "deque[str]", told: Callable[[str], None]) -> None:
     if text:
         kept.append(text)
         told(text)
-
-
-def kill_leftovers(marker: str, proc: Path = Path("/proc")) -> tuple[int, ...]:
-    """Kills what an earlier agent's job left running. Only a process whose environment carries exactly this marker
-    is touched."""
-    wanted = f"{MARKER}={marker}".encode()
-    killed = []
-    for folder in proc.iterdir():
-        if not folder.name.isdigit() or int(folder.name) == os.getpid():
-            continue
-        try:
-            with (folder / "environ").open("rb") as file:
-                environ = file.read(MAX_ENVIRON)
-        except OSError:
-            continue  # gone, or somebody else's: not ours to kill
-        if wanted in environ.split(b"\0"):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(int(folder.name), signal.SIGKILL)
-                killed.append(int(folder.name))
-    return tuple(killed)

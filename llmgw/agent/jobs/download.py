@@ -1,8 +1,10 @@
 """One file over HTTP: streamed, hashed on the way, resumed where it stopped, never trusted."""
 
 import hashlib
+import ssl
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -11,43 +13,90 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from llmgw.agent.jobs.files import CHUNK, gib, in_thread, require_space
+from llmgw.agent.jobs.doer import Progress
+from llmgw.agent.jobs.files import (
+    CHUNK,
+    gib,
+    in_thread,
+    mismatch,
+    read_marker,
+    remove_tree,
+    require_space,
+    write_marker,
+)
 from llmgw.agent.jobs.pip import without_credentials
-from llmgw.agent.jobs.runner import Progress
 from llmgw.model.problems import RetryError, StalledError
 
 TIMEOUT = httpx.Timeout(60.0, connect=20.0)
 MAX_REDIRECTS = 10
 SPACE_EVERY = 256 * 1024 * 1024
 """Bytes between two looks at the disk, for a server that never said how much it would send."""
+MARK = "llmgw-download.json"
+"""Beside the file, as long as it is not whole."""
+MAX_VALIDATOR = 200
 RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
-async def download(url: str, file: Path, *, env: Mapping[str, str], progress: Progress, reserve: int) -> str:
-    """SHA-256 of the whole file. What was there before is kept when the server can go on from its end. Raises RetryError
-    when trying again may help, StalledError otherwise."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What a half download is half of. ``address``: a hash, since an address may hold a password. ``validator``: the server's
+    own word for the file, strong enough to go on by."""
+
+    address: str
+    validator: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Got:
+    """``resumed``: it came in more than one part."""
+
+    sha256: str
+    resumed: bool = False
+
+
+async def download_proved(
+    url: str,
+    file: Path,
+    *,
+    sha256: str,
+    what: str,
+    env: Mapping[str, str],
+    progress: Progress,
+    reserve: int,
+) -> None:
+    """The file, as its hash says. What does not match is gone: nobody goes on from it."""
+    got = await download(url, file, env=env, progress=progress, reserve=reserve)
+    if got.sha256 == sha256:
+        remove_tree(file.parent / MARK)
+        return
+    remove_tree(file)
+    wrong = mismatch(what, found=got.sha256, expected=sha256)
+    if got.resumed:  # the file may have changed between the two halves
+        raise RetryError(f"{wrong}; it came in parts, so it is fetched once more from its beginning")
+    raise wrong
+
+
+async def download(url: str, file: Path, *, env: Mapping[str, str], progress: Progress, reserve: int) -> Got:
+    """The whole file's hash. What was there before is kept when the server can go on from its end, and still has the same
+    file as far as it tells. Raises RetryError when trying again may help, StalledError otherwise."""
     shown = without_credentials(url)
-    have, sha = await _already(file)
+    have, sha = await _already(file, url)
     try:
-        async with httpx.AsyncClient(
-            timeout=TIMEOUT,
-            follow_redirects=True,
-            max_redirects=MAX_REDIRECTS,
-            trust_env=False,
-            proxy=proxy_for(url, env),
-        ) as client:
-            headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-            async with client.stream("GET", url, headers=headers) as answer:
-                if answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE and have:
-                    return sha.hexdigest()  # nothing is missing; the hash decides
-                if answer.status_code == httpx.codes.OK:
-                    have, sha = 0, hashlib.sha256()
-                _require_success(answer, shown, have)
-                return await _receive(
-                    answer, file, have, sha, shown=shown, progress=progress, reserve=reserve
-                )
+        async with (
+            _client(url, env) as client,
+            client.stream("GET", url, headers=_headers(file, have)) as answer,
+        ):
+            if answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE and have:
+                _require_whole(answer, file, have, shown)
+                return Got(sha256=sha.hexdigest(), resumed=True)
+            if answer.status_code == httpx.codes.OK:
+                have, sha = 0, hashlib.sha256()
+            _require_success(answer, shown, have)
+            _keep_mark(file, url, answer)
+            found = await _receive(answer, file, have, sha, shown=shown, progress=progress, reserve=reserve)
+            return Got(sha256=found, resumed=have > 0)
     except httpx.InvalidURL as wrong:
-        raise StalledError(f"fetching {shown}: {wrong}: correct the model's source") from wrong
+        raise StalledError(f"fetching {shown}: {wrong}: correct the address") from wrong
     except httpx.UnsupportedProtocol as wrong:
         raise StalledError(f"fetching {shown}: {wrong}: use http or https") from wrong
     except httpx.HTTPError as wrong:
@@ -57,14 +106,69 @@ async def download(url: str, file: Path, *, env: Mapping[str, str], progress: Pr
         ) from wrong
 
 
+def _client(url: str, env: Mapping[str, str]) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        timeout=TIMEOUT,
+        follow_redirects=True,
+        max_redirects=MAX_REDIRECTS,
+        trust_env=False,
+        proxy=proxy_for(url, env),
+        verify=_authorities(env),
+    )
+
+
+def _require_whole(answer: httpx.Response, file: Path, have: int, shown: str) -> None:
+    """The server has nothing behind what is here: either nothing is missing, and the hash decides, or it is another file."""
+    if answer.headers.get("Content-Range", "") not in ("", f"bytes */{have}"):
+        file.unlink()
+        raise RetryError(f"fetching {shown}: the file has changed there: it begins anew")
+
+
+def _authorities(env: Mapping[str, str]) -> ssl.SSLContext | bool:
+    """As the node's environment names them, where it does: a proxy or mirror with certificates of its own."""
+    bundle = env.get("SSL_CERT_FILE") or env.get("REQUESTS_CA_BUNDLE")
+    folder = env.get("SSL_CERT_DIR")
+    if not bundle and not folder:
+        return True
+    try:
+        return ssl.create_default_context(cafile=bundle, capath=folder)
+    except OSError as wrong:
+        raise StalledError(
+            f"reading the certificates {bundle or folder}: {wrong.strerror or wrong}: correct SSL_CERT_FILE or SSL_CERT_DIR in"
+            " the node's environment"
+        ) from wrong
+
+
+def _headers(file: Path, have: int) -> dict[str, str]:
+    """``If-Range``: a file that has changed comes whole, instead of its end behind the other one's beginning."""
+    headers = {"Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+        mark = read_marker(Mark, file.parent / MARK)
+        if mark is not None and mark.validator is not None:
+            headers["If-Range"] = mark.validator
+    return headers
+
+
+def _keep_mark(file: Path, url: str, answer: httpx.Response) -> None:
+    etag = answer.headers.get("ETag", "")
+    strong = etag if etag.startswith('"') and len(etag) <= MAX_VALIDATOR else None
+    write_marker(Mark(address=_address(url), validator=strong), file.parent / MARK)
+
+
+def _address(url: str) -> str:
+    return hashlib.sha256(url.encode()).hexdigest()
+
+
 def file_size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
-async def _already(file: Path) -> "tuple[int, hashlib._Hash]":
-    """What an interrupted attempt left, hashed."""
+async def _already(file: Path, url: str) -> "tuple[int, hashlib._Hash]":
+    """What an interrupted attempt left of the same address, hashed."""
     sha = hashlib.sha256()
-    size = file_size(file)
+    mark = read_marker(Mark, file.parent / MARK)
+    size = file_size(file) if mark is not None and mark.address == _address(url) else 0
     if size:
         with file.open("rb") as source:
 
@@ -92,7 +196,7 @@ def _require_success(answer: httpx.Response, shown: str, have: int) -> None:
         raise RetryError(f"{message}: try again later", after=timedelta(seconds=30))
     if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise StalledError(f"{message}: this address needs credentials that the node does not have")
-    raise StalledError(f"{message}: correct the model's source")
+    raise StalledError(f"{message}: correct the address")
 
 
 async def _receive(

@@ -2,10 +2,11 @@
 outlives the agent as a disk would."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmgw.agent.jobs.runner import Progress
+from llmgw.agent.jobs.doer import NO_SECRETS, Progress
 from llmgw.model.facts import EngineFact, WeightsFact
 from llmgw.model.launch import InstallSpec
 
@@ -34,13 +35,17 @@ class FakeDoer:
     errors: list[Exception] = field(default_factory=list)
     runs: list[str] = field(default_factory=list)
     cleaned: list[frozenset[str]] = field(default_factory=list)
+    kept: list[frozenset[str]] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    secrets: list[Mapping[str, str]] = field(default_factory=list)
 
     def complete(self, spec: Any) -> bool:
         done = self.targets.engine_facts if isinstance(spec, InstallSpec) else self.targets.weights_facts
         return spec.digest in done
 
-    async def run(self, spec: Any, progress: Progress) -> None:
+    async def run(self, spec: Any, progress: Progress, *, secrets: Mapping[str, str] = NO_SECRETS) -> None:
         self.runs.append(spec.job)
+        self.secrets.append(secrets)
         for step in range(4):
             progress.bytes(self.size * step // 4, self.size)
             await asyncio.sleep(self.seconds / 4)
@@ -59,5 +64,9 @@ class FakeDoer:
                 digest=spec.digest, path=f"/pretended/weights/{spec.digest[:8]}", size=self.size
             )
 
-    async def clean(self, going_on: frozenset[str]) -> None:
+    async def stop(self, job: str) -> None:
+        self.stopped.append(job)
+
+    async def clean(self, going_on: frozenset[str], *, kept: frozenset[str]) -> None:
         self.cleaned.append(going_on)
+        self.kept.append(kept)

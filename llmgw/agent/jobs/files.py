@@ -4,6 +4,7 @@ A target is complete when its marker is there: the marker is written last, whole
 """
 
 import asyncio
+import errno
 import hashlib
 import os
 import shutil
@@ -41,6 +42,21 @@ def gib(size: int) -> str:
     return f"{size / 1024**3:.1f} GiB"
 
 
+def mismatch(what: str, *, found: str, expected: str) -> StalledError:
+    return StalledError(
+        f"verifying {what}: its SHA-256 is {found}, expected {expected}: what came is not what the manifest names:"
+        " correct its sha256, or see who changed the file"
+    )
+
+
+def disk_refused(doing: str, folder: Path, wrong: OSError) -> StalledError:
+    """What an error of the operating system means for a job."""
+    where = wrong.filename or folder
+    if wrong.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpaceError(f"{doing}: {wrong.strerror}: {where}: free space on that disk")
+    return StalledError(f"{doing}: {wrong.strerror}: {where}: see to the node's disk")
+
+
 def read_marker(kind: type[codec.T], file: Path) -> codec.T | None:
     """None: not complete, or the marker is no marker of ours; the target is then made anew."""
     try:
@@ -68,6 +84,18 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Everything below a folder is on the disk when this returns."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            descriptor = os.open(Path(parent) / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        sync_folder(Path(parent))
 
 
 def remove_tree(folder: Path) -> None:

@@ -10,12 +10,13 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
+from llmgw.agent.jobs.doer import NO_SECRETS, Doer, Progress, Targets
+from llmgw.agent.jobs.secrets import JobSecrets
 from llmgw.agent.journal import Journal
 from llmgw.agent.seams import Disk
 from llmgw.clock import Clock
-from llmgw.model.facts import EngineFact, WeightsFact
 from llmgw.model.ids import JobId
 from llmgw.model.launch import FetchSpec, InstallSpec
 from llmgw.model.problems import AgentError, LlmgwError, RetryError, StalledError
@@ -35,47 +36,8 @@ _JOB = re.compile(r"^(install|fetch)-[0-9a-f]{8,64}$")
 _DIGEST = re.compile(r"^[0-9a-f]{8,64}$")
 """Both become names of files and folders."""
 ENDED = frozenset({JobState.DONE.value, JobState.FAILED.value, JobState.CANCELLED.value})
-
-
-class Progress:
-    """How far a doer is. Plain numbers, so that threads may write them too; the runner tells them once a second."""
-
-    def __init__(self) -> None:
-        self.done = 0
-        self.total: int | None = None
-        self.line = ""
-
-    def bytes(self, done: int, total: int | None = None) -> None:
-        self.done = done
-        if total is not None:
-            self.total = total
-
-    def say(self, line: str) -> None:
-        self.line = line[:300]
-
-
-class Doer(Protocol):
-    """Knows how to do one kind of job."""
-
-    def complete(self, spec: Any) -> bool:
-        """Whether the target is there, whole and verified."""
-        ...
-
-    async def run(self, spec: Any, progress: Progress) -> None:
-        """Makes the target complete. Safe to repeat after any interruption. Raises StalledError or RetryError."""
-        ...
-
-    async def clean(self, going_on: frozenset[str]) -> None:
-        """Ends what an earlier agent's jobs left running, and removes what they left lying, except for those that go on."""
-        ...
-
-
-class Targets(Protocol):
-    """What is complete on the node."""
-
-    def engines(self) -> tuple[EngineFact, ...]: ...
-
-    def weights(self) -> tuple[WeightsFact, ...]: ...
+LEAST_LEFT = 60.0
+"""Seconds that a job gets after an agent's restart, however long it has worked already: it may only have to tell its end."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,7 +51,7 @@ class _Job:
 
 
 class Jobs:
-    """All jobs of the node. ``changed`` hears of every change of a report."""
+    """All jobs of the node. ``changed`` hears of every change of a report, ``learn`` of every secret."""
 
     def __init__(
         self,
@@ -101,6 +63,7 @@ class Jobs:
         fetch: Doer,
         targets: Targets,
         changed: Callable[[JobReport], None],
+        learn: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._clock = clock
         self._disk = disk
@@ -108,6 +71,7 @@ class Jobs:
         self._doers: Mapping[str, Doer] = {"install": install, "fetch": fetch}
         self.targets = targets
         self._changed = changed
+        self._secrets = JobSecrets(disk, learn=learn)
         self._jobs: dict[str, _Job] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._closed = False
@@ -119,9 +83,9 @@ class Jobs:
         async with self._ordering:
             return await self._order("install", spec)
 
-    async def fetch(self, spec: FetchSpec) -> JobReport:
+    async def fetch(self, spec: FetchSpec, *, secrets: Mapping[str, str] = NO_SECRETS) -> JobReport:
         async with self._ordering:
-            return await self._order("fetch", spec)
+            return await self._order("fetch", spec, secrets)
 
     async def cancel(self, job: str) -> JobReport:
         """Ends a job; one that has ended stays as it ended."""
@@ -133,7 +97,7 @@ class Jobs:
                 found.task.cancel()
                 await asyncio.wait([found.task])
                 if not found.ended.is_set():  # cancelled before its first step, so it never saw its end
-                    await self._end(found, JobState.CANCELLED, "")
+                    await self._end(found, JobState.CANCELLED, await self._stopped(found, ""))
             return found.report
 
     def reports(self) -> tuple[JobReport, ...]:
@@ -176,12 +140,20 @@ class Jobs:
                 continue
             self._jobs[job.spec.job] = job
         going_on = [job for job in self._jobs.values() if job.report.state not in ENDED]
-        for doer in self._doers.values():
-            await doer.clean(frozenset(job.spec.job for job in going_on))
+        failed = [job for job in self._jobs.values() if job.report.state == JobState.FAILED.value]
+        for kind, doer in self._doers.items():
+            mine = frozenset(job.spec.job for job in going_on if job.kind == kind)
+            kept = frozenset(job.spec.job for job in failed if job.kind == kind)
+            try:
+                await doer.clean(mine, kept=kept)
+            except StalledError as wrong:
+                problems.append(str(wrong))
+        await self._secrets.keep_only(frozenset(job.spec.job for job in going_on))
         for job in self._jobs.values():
             if job.report.state in ENDED:
                 job.ended.set()
-        for job in going_on:
+        # What worked already goes first: its work goes on whether or not it has one of the places.
+        for job in sorted(going_on, key=lambda job: job.report.state != JobState.RUNNING.value):
             self._journal.append("job", job.spec.job, "resumed after the agent was restarted")
             self._begin(job)
         return tuple(problems)
@@ -196,7 +168,7 @@ class Jobs:
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    async def _order(self, kind: str, spec: JobSpec) -> JobReport:
+    async def _order(self, kind: str, spec: JobSpec, secrets: Mapping[str, str] = NO_SECRETS) -> JobReport:
         found = self._jobs.get(spec.job)
         if found is not None and found.report.state not in ENDED:
             return found.report
@@ -217,6 +189,7 @@ class Jobs:
             return job.report
         self._jobs[spec.job] = job
         try:
+            await self._secrets.keep(spec.job, secrets)
             await self._save(job)
         except StalledError as wrong:
             del self._jobs[spec.job]
@@ -245,9 +218,12 @@ class Jobs:
         ticker: asyncio.Task[None] | None = None
         try:
             async with self._slots:
-                self._tell(job, state=JobState.RUNNING.value, started=self._clock.now())
+                left = self._time_left(job)
+                started = job.report.started or self._clock.now()
+                self._tell(job, state=JobState.RUNNING.value, started=started)
                 ticker = asyncio.ensure_future(self._tick(job))
-                await asyncio.wait_for(self._attempts(job), timeout=job.spec.timeout)
+                await self._save_running(job)
+                await asyncio.wait_for(self._attempts(job), timeout=left)
             state = JobState.DONE
         except asyncio.CancelledError:
             if self._closed:
@@ -264,13 +240,37 @@ class Jobs:
                 ticker.cancel()
                 with suppress(asyncio.CancelledError):
                     await ticker
+        if state is not JobState.DONE:
+            error = await self._stopped(job, error)
         await self._end(job, state, error)
+
+    async def _stopped(self, job: _Job, error: str) -> str:
+        """Nothing works on it any more; why that could not be brought about, beside what went wrong before."""
+        try:
+            await self._doers[job.kind].stop(job.spec.job)
+        except StalledError as wrong:
+            return f"{error}; {wrong}" if error else str(wrong)
+        return error
+
+    def _time_left(self, job: _Job) -> float:
+        """An agent's restart gives no job more time."""
+        if job.report.started is None:
+            return job.spec.timeout
+        worked = (self._clock.now() - job.report.started).total_seconds()
+        return max(job.spec.timeout - worked, min(LEAST_LEFT, job.spec.timeout))
+
+    async def _save_running(self, job: _Job) -> None:
+        """For the next agent, which goes on without it too."""
+        with suppress(StalledError):
+            await self._save(job)
 
     async def _attempts(self, job: _Job) -> None:
         """A doer that says that trying again may help is tried again a few times; each goes on from the last."""
         for left in reversed(range(ATTEMPTS)):
             try:
-                await self._doers[job.kind].run(job.spec, job.progress)
+                await self._doers[job.kind].run(
+                    job.spec, job.progress, secrets=await self._secrets.of(job.spec.job)
+                )
             except RetryError as wrong:  # noqa: PERF203 - each attempt fails for itself
                 if not left:
                     raise
@@ -302,6 +302,7 @@ class Jobs:
         told = f"{job.report.description}: {state.value}"
         self._journal.append("job", job.spec.job, f"{told}: {error}" if error else told)
         try:
+            await self._secrets.drop(job.spec.job)
             await self._save(job)
         except StalledError as wrong:
             # The order on disk still says running: the next agent looks again, finds the target complete or repeats.

@@ -1,14 +1,33 @@
-"""What jobs have brought to the node and completed: engines and weights, each proved by its marker."""
+"""Where what jobs bring lies, whole or half made: each whole engine and each whole set of weights is proved by its marker,
+which is written last.
 
+====================================== ================================================================
+below the engines' directory
+``<engine>-<version>-<digest8>``        an engine; without its marker a half-made one
+``.tmp-<job>``                          what a job needs while it works
+``tools/<tool>-<version>-<digest8>``    programs that fetch weights
+below the weights' directory
+``<digest>``                            weights
+``.part-<job>``                         half of them
+====================================== ================================================================
+"""
+
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmgw.agent.jobs.files import read_marker
 from llmgw.model.facts import EngineFact, WeightsFact
+from llmgw.model.launch import FetchSpec, InstallSpec
+from llmgw.model.problems import StalledError
 
 ENGINE_MARKER = "llmgw-engine.json"
 WEIGHTS_MARKER = "llmgw-weights.json"
+TOOLS = "tools"
+TEMPORARY = ".tmp-"
+PART = ".part-"
 MAX_TARGETS = 1_000
+_PLAIN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +47,55 @@ class DiskTargets:
         )
         return tuple(weights for weights in found if weights is not None and Path(weights.path).exists())
 
+    def half_made(self) -> tuple[tuple[str, Path], ...]:
+        """What is not whole, by the job that made it."""
+        found = [
+            (folder.name.removeprefix(TEMPORARY), folder)
+            for folder in _hidden(self.engines_folder, TEMPORARY)
+        ]
+        found += [(folder.name.removeprefix(PART), folder) for folder in _hidden(self.weights_folder, PART)]
+        for folder in _folders(self.engines_folder):
+            digest8 = folder.name.rpartition("-")[2]
+            if folder.name.count("-") >= 2 and read_marker(EngineFact, folder / ENGINE_MARKER) is None:
+                found.append((f"install-{digest8}", folder))
+        return tuple(found)
+
+    def tools(self) -> tuple[Path, ...]:
+        return tuple(_folders(self.engines_folder / TOOLS))
+
+
+def engine_folder(engines: Path, spec: InstallSpec) -> Path:
+    if not _PLAIN.match(spec.engine) or not _PLAIN.match(spec.version):
+        raise StalledError(
+            f"installing engine {spec.engine!r:.60} {spec.version!r:.60}: only letters, digits and ._+- in either"
+        )
+    return engines / f"{spec.engine}-{spec.version}-{spec.digest[:8]}"
+
+
+def engine_complete(engines: Path, spec: InstallSpec) -> bool:
+    found = read_marker(EngineFact, engine_folder(engines, spec) / ENGINE_MARKER)
+    return found is not None and found.digest == spec.digest
+
+
+def weights_complete(weights: Path, spec: FetchSpec) -> bool:
+    found = read_marker(WeightsFact, weights / spec.digest / WEIGHTS_MARKER)
+    if found is None or found.digest != spec.digest:
+        return False
+    path = Path(found.path)
+    return path.is_dir() or (path.is_file() and path.stat().st_size == found.size)
+
 
 def _folders(parent: Path) -> list[Path]:
     try:
         return sorted(
             entry for entry in parent.iterdir() if entry.is_dir() and not entry.name.startswith(".")
         )[:MAX_TARGETS]
+    except OSError:
+        return []
+
+
+def _hidden(parent: Path, prefix: str) -> list[Path]:
+    try:
+        return sorted(entry for entry in parent.iterdir() if entry.name.startswith(prefix))[:MAX_TARGETS]
     except OSError:
         return []

@@ -32,7 +32,7 @@ def message_of(step: Step, fence: Fence, *, secrets: Mapping[str, str]) -> tuple
         case StepKind.INSTALL if step.install is not None:
             return "install", InstallParams(command=command, spec=step.install)
         case StepKind.FETCH if step.fetch is not None:
-            return "fetch", FetchParams(command=command, spec=step.fetch)
+            return "fetch", FetchParams(command=command, spec=step.fetch, secrets=secrets)
         case StepKind.START if step.launch is not None:
             return "start", StartParams(command=command, spec=step.launch, secrets=secrets)
         case StepKind.DRAIN if step.drain_timeout is not None:

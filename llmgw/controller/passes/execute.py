@@ -202,7 +202,7 @@ class _Execution:
                     f"node {node.name}: its agent did not start in time: look at its log on the node"
                 )
             return _DONE
-        secrets = errand.secrets(step) if step.kind is StepKind.START else {}
+        secrets = errand.secrets(step) if step.kind in (StepKind.START, StepKind.FETCH) else {}
         method, params = message_of(step, errand.fence, secrets=secrets)
         link = await errand.links.to(node)
         self._must_hold_lease()

@@ -1,4 +1,4 @@
-"""What a start sends beside its spec: the replica's API key and the values that manifests only point to.
+"""What a start or a fetch sends beside its spec: the replica's API key and the values that manifests only point to.
 
 They are looked up when they are sent and go nowhere else.
 """
@@ -9,6 +9,7 @@ from llmgw.controller.fleet import Fleet
 from llmgw.controller.secrets import replica_key, resolve
 from llmgw.model.desired import Desired
 from llmgw.model.ids import ReplicaId
+from llmgw.model.launch import TOKEN, FetchSpec
 from llmgw.model.manifest import FromEnv, FromFile, Value
 from llmgw.model.plan import Step
 from llmgw.model.problems import StalledError
@@ -21,6 +22,8 @@ def secrets_for(
     """``record`` is the intent: it holds the spec that each replica is started with."""
 
     def of(step: Step) -> Mapping[str, str]:
+        if step.fetch is not None:
+            return _token(step.fetch, fleet)
         assert step.launch is not None
         values: dict[str, str] = {"key": replica_key(secret, ReplicaId(step.launch.replica))}
         for name in step.launch.secrets:
@@ -36,6 +39,15 @@ def secrets_for(
         return values
 
     return of
+
+
+def _token(spec: FetchSpec, fleet: Fleet) -> Mapping[str, str]:
+    """Of the hub that the weights come from."""
+    if spec.token is None:
+        return {}
+    value = resolve(spec.token, fleet.environment)
+    fleet.learn(value)
+    return {TOKEN: value}
 
 
 def _reference(name: str, step: Step, record: Record, desired: Desired) -> FromEnv | FromFile | None:

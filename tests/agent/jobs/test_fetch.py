@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 
 import pytest
 
+from llmgw.agent.daemon import RUNTIME
+from llmgw.agent.jobs.doer import Progress
 from llmgw.agent.jobs.download import proxy_for
 from llmgw.agent.jobs.fetch import Fetcher
 from llmgw.agent.jobs.files import NoSpaceError
-from llmgw.agent.jobs.runner import Progress
 from llmgw.agent.jobs.targets import DiskTargets
 from llmgw.model.launch import FetchSpec
 from llmgw.model.problems import RetryError, StalledError
@@ -32,7 +33,9 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 def fetcher(folder: Path, **changes: Any) -> Fetcher:
     (folder / "weights").mkdir(exist_ok=True)
-    return Fetcher(weights=folder / "weights", **{"env": ENV, "reserve": 0, **changes})
+    (folder / "engines").mkdir(exist_ok=True)
+    given = {"env": ENV, "reserve": 0, **changes}
+    return Fetcher(weights=folder / "weights", engines=folder / "engines", runtime=RUNTIME, **given)
 
 
 def left(folder: Path) -> list[str]:
@@ -277,14 +280,6 @@ def test_a_server_that_is_not_there_is_tried_again_later_without_telling_the_pas
     with pytest.raises(RetryError) as caught:
         run(fetcher(tmp_path).run(by_url("http://ann:canary@127.0.0.1:1/x"), Progress()))
     assert "canary" not in str(caught.value)
-
-
-def test_only_a_half_download_by_url_that_goes_on_is_kept_after_a_restart(tmp_path: Path) -> None:
-    doer = fetcher(tmp_path)
-    for name in (".part-fetch-11111111", ".part-fetch-22222222"):
-        (tmp_path / "weights" / name).mkdir()
-    run(doer.clean(frozenset({"fetch-22222222"})))
-    assert left(tmp_path) == [".part-fetch-22222222"]
 
 
 @pytest.mark.parametrize(

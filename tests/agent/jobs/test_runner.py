@@ -187,7 +187,8 @@ def test_a_new_agent_goes_on_with_what_the_last_one_left() -> None:
         assert await second.adopt() == ()
         await second.wait((INSTALL,))
         assert second.reports()[0].state == "done"
-        assert world.doer.cleaned == [frozenset({"install-abababab"})] * 2
+        assert world.doer.cleaned == [frozenset({"install-abababab"}), frozenset()]
+        assert world.doer.stopped == []
 
     run(main)
 
