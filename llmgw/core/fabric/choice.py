@@ -81,12 +81,15 @@ def _slowest(found: Labels, nodes: Iterable[str], name: str, wish: Wish) -> floa
 
 
 def apart(found: Labels, nodes: Iterable[str], wish: Wish) -> str:
-    """What each node has, where they share nothing: ``gpu01: ib-a; gpu02: none``."""
+    """What each node has, where they share nothing: ``gpu01 has ib-a; gpu02 has no fabric labelled``."""
     told = []
     for node in nodes:
         of_node = found.get(node, {})
         why = "; ".join(f"{name}: {obstacle(fabric, wish)}" for name, fabric in sorted(of_node.items()))
-        told.append(f"{node} has {names(usable(of_node, wish)) or why or 'no fabric labelled'}")
+        if having := usable(of_node, wish):
+            told.append(f"{node} has {names(having)}")
+        else:
+            told.append(f"{node}: {why}" if why else f"{node} has no fabric labelled")
     return "; ".join(told)
 
 

@@ -11,9 +11,11 @@ LOOPBACK = "lo"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """``name`` is empty where it is not known, ``why`` says why; ``wrong``: the node tells its interfaces, and none has it."""
+    """``name`` is empty where it is not known, ``why`` says why; ``wrong``: the node tells its interfaces, and none has it.
+    ``address`` as the node itself writes it."""
 
     name: str = ""
+    address: str = ""
     why: str = ""
     wrong: bool = False
 
@@ -30,8 +32,10 @@ def own(address: str, facts: Facts | None) -> Own:
             why=f"which interface holds {address} is not known, so NCCL and Gloo choose one by themselves"
         )
     for interface in told:
-        if wanted in [_parsed(each) for each in interface.addresses]:
-            return Own(name=interface.name, why="" if interface.up else f"{interface.name} is down")
+        for held in interface.addresses:
+            if _parsed(held) == wanted:
+                why = "" if interface.up else f"{interface.name}, which holds {address}, is down"
+                return Own(name=interface.name, address=held, why=why)
     having = names(
         f"{interface.name} {' '.join(interface.addresses)}" for interface in told if interface.addresses
     )

@@ -54,7 +54,7 @@ def network(
         made[rank.rank] = RankNetwork(
             environment=told.environment,
             gids=told.gids,
-            interface_address=rank.address if own.name not in ("", interfaces.LOOPBACK) else None,
+            interface_address=own.address or None,
         )
         notes += told.notes
     return Network(ranks=made, notes=tuple(notes))

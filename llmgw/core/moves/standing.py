@@ -89,6 +89,7 @@ class Standing:
             rules=self.model.spec.placement,
             weights=self.weights,
             network=wish_of(goal),
+            alike=goal.profile.parallel.tensor > 1 and goal.profile.gpus.per_node > 1,
             engine=goal.profile.engine.name,
             engine_path=goal.profile.engine.path,
             weights_path=goal.spec.source.path,

@@ -1,6 +1,7 @@
 """Which nodes may take a model at all, and how those that do not are told: one by one in a small fleet, together by
 reason in a large one."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ class Request:
     rules: PlacementRules
     weights: str | None = None
     network: Wish = Wish()
+    alike: bool = False  # the GPUs of one rank must be of one class, as those of all ranks always are
     engine: str = ""
     engine_path: str | None = None
     weights_path: str | None = None
@@ -41,7 +43,7 @@ class Request:
     @property
     def rules_key(self) -> tuple[object, ...]:
         """Equal for requests that have the same candidates."""
-        labels = (self.nodes > 1, self.network, *sorted(self.rules.labels.items()))
+        labels = (self.nodes > 1, self.network, self.alike, *sorted(self.rules.labels.items()))
         runs = (self.engine, self.engine_path, self.weights_path)
         return (self.rules.pool, labels, self.rules.nodes, self.gpus, self.need.gpu_memory, *runs)
 
@@ -155,7 +157,10 @@ def _closely(request: Request, rest: list[NodeLedger], *, first: str) -> tuple[R
     found = []
     for ledger in rest:
         answer = fit(ledger, request.gpus, request.need, leader=request.nodes == 1)
-        if isinstance(answer, Fit):
+        if isinstance(answer, Fit) and (mixed := _mixed(request, ledger)):
+            need = f"{request.gpus.per_node} of one class (parallel.tensor)"
+            found.append(Rejection(node=ledger.view.name, reason="mixed GPU classes", need=need, have=mixed))
+        elif isinstance(answer, Fit):
             found.append(
                 Rejection(node=ledger.view.name, reason=_second_best(first), have=_room(request, ledger))
             )
@@ -163,6 +168,20 @@ def _closely(request: Request, rest: list[NodeLedger], *, first: str) -> tuple[R
             reason, need, have = describe(ledger, answer, request.gpus, request.need)
             found.append(Rejection(node=ledger.view.name, reason=reason, need=need, have=have))
     return merge(found)
+
+
+def _mixed(request: Request, ledger: NodeLedger) -> str:
+    """The free GPUs by class, where a rank needs them alike and no class has enough: ``1 h100-80g and 1 l40s-45g free``."""
+    if not request.alike:
+        return ""
+    free = Counter(
+        entry.gpu.gpu_class
+        for entry in ledger.gpus
+        if entry.whole() and suits(ledger, entry, request.gpus, request.need)
+    )
+    if max(free.values(), default=0) >= request.gpus.per_node:
+        return ""
+    return f"{names(f'{count} {gpu_class}' for gpu_class, count in sorted(free.items()))} free"
 
 
 def _by_numbers(request: Request, rest: list[NodeLedger], *, first: str) -> tuple[Rejection, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from llmgw.core.amounts import GIB, size
 from llmgw.core.fabric.labels import NodeFabric, labels
+from llmgw.core.seen.cautions import LOOPBACK
 from llmgw.core.seen.condition import ENDED, LEAVING
 from llmgw.core.seen.survey import NodeView, Survey
 from llmgw.model.claims import Claims
@@ -78,7 +79,8 @@ def _counts(holding: Holding, without: frozenset[str], *, soon: bool) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class NodeLedger:
-    """``memory_total`` None: not known. ``taken`` are ports that are held or listened on."""
+    """``memory_total`` None: not known. ``taken`` are ports that are held or listened on, ``ephemeral`` those that the kernel
+    gives to outgoing connections."""
 
     view: NodeView
     order: int  # its place among all nodes, by name
@@ -89,6 +91,7 @@ class NodeLedger:
     memory_total: int | None = None
     memory: list[Holding] = field(default_factory=list)
     taken: set[int] = field(default_factory=set)
+    ephemeral: range = range(0)
     free_whole: int = 0
     free_soon: int = 0  # whole GPUs, once those that leave have gone
     shared: int = 0  # GPUs that are held in shares
@@ -134,14 +137,17 @@ class NodeLedger:
         return self.memory_total - held
 
     def free_ports(self, count: int) -> tuple[int, ...]:
-        """The lowest ones; fewer than asked for when the range is used up."""
-        found: list[int] = []
-        for port in range(self.ports.from_port, self.ports.to_port + 1):
-            if len(found) == count:
-                break
-            if port not in self.taken:
-                found.append(port)
-        return tuple(found)
+        """The lowest ``count`` in a row, away from those that the kernel gives to outgoing connections as long as there are
+        others; the longest row there is when none is long enough."""
+        best: list[int] = []
+        for avoided in (self.ephemeral, range(0)) if self.ephemeral else (range(0),):
+            row: list[int] = []
+            for port in range(self.ports.from_port, self.ports.to_port + 1):
+                row = [*row, port] if port not in self.taken and port not in avoided else []
+                best = max(best, row, key=len)
+                if len(best) >= count:
+                    return tuple(best[:count])
+        return tuple(best)
 
     def _held(self, holder: str) -> Iterator[Holding]:
         for entry in self.gpus:
@@ -191,9 +197,18 @@ def _ledger(view: NodeView, order: int, fabrics: Mapping[str, NodeFabric]) -> No
         fabrics=fabrics,
         memory_total=total,
         taken=set(facts.listening),
+        ephemeral=_ephemeral(view, facts),
     )
     ledger.count()
     return ledger
+
+
+def _ephemeral(view: NodeView, facts: Facts) -> range:
+    """Connections to elsewhere never take a port of a loopback address."""
+    if facts.ephemeral_ports is None or view.desired is None or view.desired.address in LOOPBACK:
+        return range(0)
+    low, high = facts.ephemeral_ports
+    return range(low, high + 1)
 
 
 def _gpu_ledger(gpu: Gpu, reserve: Reserve, parents: set[str], policy: LocalPolicy) -> GpuLedger:

@@ -144,5 +144,6 @@ def describe(ledger: NodeLedger, misfit: Misfit, gpus: Gpus, need: Need) -> tupl
         have = ", ".join((f"{size(misfit.fitting)} free of {size(ledger.memory_total or 0)}", *held[:BLAMED]))
         return "not enough memory", f"{size(need.memory)} of memory", have
     ports = ledger.ports
-    text = f"{misfit.fitting} free of {ports.from_port} to {ports.to_port}"
+    row = " in a row" if misfit.fitting > 1 or need.ports + need.leader_ports > 1 else ""
+    text = f"{misfit.fitting} free{row} of {ports.from_port} to {ports.to_port}"
     return "not enough ports", plural(need.ports, "free port"), text

@@ -137,7 +137,7 @@ class Placer:
         soon: bool = False,
     ) -> list[Fit]:
         """One fit a rank, or none at all."""
-        if request.nodes > 1:
+        if request.nodes > 1 or request.alike:
             return gather(request, nodes, without=without, soon=soon)
         for ledger in nodes:
             found = fit(ledger, request.gpus, request.need, without=without, soon=soon)

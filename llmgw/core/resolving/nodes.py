@@ -4,6 +4,7 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts
@@ -180,7 +181,7 @@ def _shared_addresses(places: list[_Place]) -> Iterator[Problem]:
     """Nodes of one machine may share an address as long as their engines can't meet on a port."""
     by_address: dict[str, list[_Place]] = {}
     for place in places:
-        by_address.setdefault(place.node.address.lower(), []).append(place)
+        by_address.setdefault(_written_one_way(place.node.address), []).append(place)
     for address, sharing in by_address.items():
         ordered = sorted(sharing, key=lambda place: (place.node.spec.ports.from_port, place.node.name))
         before = ordered[0]
@@ -202,6 +203,14 @@ def _shared_addresses(places: list[_Place]) -> Iterator[Problem]:
                 )
             if ports.to_port > others.to_port:
                 before = place
+
+
+def _written_one_way(address: str) -> str:
+    """An IPv6 address can be written in many ways, a host name in large letters or small."""
+    try:
+        return str(ip_address(address))
+    except ValueError:
+        return address.lower().rstrip(".")
 
 
 def _shared_folders(places: list[_Place]) -> Iterator[Problem]:
