@@ -12,6 +12,7 @@ from pathlib import Path
 import llmgw
 from llmgw import __version__
 from llmgw.agent.discovery.commands import looking_environment
+from llmgw.agent.discovery.classes import Classes
 from llmgw.agent.discovery.gpus import GpuDiscovery
 from llmgw.agent.discovery.pretended import PretendedChecks
 from llmgw.agent.discovery.survey import Survey
@@ -114,7 +115,7 @@ def assemble(
     survey = Survey(
         places=places,
         ports=settings.ports,
-        gpus=GpuDiscovery(env=looking_environment(env)),
+        gpus=GpuDiscovery(env=looking_environment(env), classes=Classes(disk)),
         owner=spawner.owner,
         pretends=settings.pretends,
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from llmgw.agent.discovery import health, nvidia_smi
+from llmgw.agent.discovery.classes import Classes
 from llmgw.agent.discovery.commands import AskError, NoAnswerError, ask_program
 from llmgw.agent.discovery.readings import Held, Look, Lost, Reading, bus_id
 from llmgw.model.facts import Gpu, GpuProcess
@@ -23,9 +24,7 @@ ABSENT_FOR = 300.0
 """Seconds until a machine without a driver is asked again: a driver may be installed under a running agent."""
 CHILD = Path(__file__).with_name("nvml_child.py")
 DEVICE = "/dev/nvidiactl"
-GIB = 1024**3
 
-_NOISE = re.compile(r"^(nvidia|tesla|geforce|quadro|generation|graphics|\d+gb|hbm\d*e?|sxm\d*|pcie|nvl)$")
 _INTEGRATED = re.compile(r"\b(GB10|Orin|Thor|Xavier|Tegra)\b")
 """GPUs without memory of their own; their drivers tell none."""
 SHARED = "it has no memory of its own: it shares the host's"
@@ -41,13 +40,6 @@ class GpuSample:
     problems: tuple[str, ...] = ()
 
 
-def gpu_class(name: str, total: int) -> str:
-    """``NVIDIA H100 80GB HBM3`` with 79.6 GiB -> ``h100-80g``: what people call it, and what it really has."""
-    words = re.split(r"[^a-z0-9.]+", name.lower())
-    kept = [word for word in words if word and not _NOISE.match(word)]
-    return f"{'-'.join(kept) or 'gpu'}-{round(total / GIB)}g"
-
-
 @dataclass(slots=True)
 class GpuDiscovery:
     """Looks at the GPUs. ``env`` is what the asked programs get: PATH, LD_LIBRARY_PATH. ``host_memory`` tells total
@@ -56,7 +48,7 @@ class GpuDiscovery:
     env: Mapping[str, str] = field(default_factory=dict)
     deadline: float = DEADLINE
     host_memory: Callable[[], tuple[int, int]] = field(default_factory=lambda: _host_memory)
-    _classes: dict[str, tuple[int, str]] = field(default_factory=dict)
+    classes: Classes = field(default_factory=Classes)
     _absent_until: float = 0.0
     _latest: GpuSample = GpuSample()
 
@@ -73,7 +65,9 @@ class GpuDiscovery:
                 problems.append(f"asking for GPUs by {source}: {wrong}")
                 break
             if found is not None:
+                await self.classes.load()
                 self._latest = self._judged(found, source)
+                await self.classes.keep()
                 return self._latest
         if self._latest.gpus:
             return self._silent(problems or ["its driver is no longer there"])
@@ -144,7 +138,7 @@ class GpuDiscovery:
             uuid=one.uuid,
             index=one.index,
             name=one.name,
-            gpu_class=self._sticky_class(one.uuid, one.name, total),
+            gpu_class=self.classes.of(one.uuid, one.name, total),
             memory_total=total,
             memory_used=one.used or 0,
             memory_free=one.free,
@@ -166,14 +160,6 @@ class GpuDiscovery:
         used = sum(held.memory or 0 for held in one.processes)
         kept = {what: why for what, why in one.refused.items() if what != "memory"}
         return replace(one, total=total, used=used, free=available, refused=kept)
-
-    def _sticky_class(self, uuid: str, name: str, total: int) -> str:
-        """A driver that counts some MiB differently must not move a GPU to another class."""
-        known = self._classes.get(uuid)
-        if known is not None and (abs(known[0] - total) <= GIB or not total):
-            return known[1]
-        self._classes[uuid] = (total, gpu_class(name, total))
-        return self._classes[uuid][1]
 
 
 async def _attempt(source: str, ask: Callable[[], Awaitable[Look]], problems: list[str]) -> Look | None:

@@ -11,30 +11,11 @@ import pytest
 
 from llmgw.agent.discovery import gpus as module
 from llmgw.agent.discovery.commands import AskError, ask_program
-from llmgw.agent.discovery.gpus import GpuDiscovery, GpuSample, gpu_class
+from llmgw.agent.discovery.gpus import GpuDiscovery, GpuSample
 from llmgw.agent.sampling import Sampler
 from llmgw.model.facts import Facts
 
 MIB = 1024**2
-
-
-@pytest.mark.parametrize(
-    ("name", "mib", "known"),
-    [
-        ("NVIDIA H100 80GB HBM3", 81559, "h100-80g"),
-        ("NVIDIA L40S", 46068, "l40s-45g"),
-        ("NVIDIA H200", 143771, "h200-140g"),
-        ("NVIDIA A100-SXM4-80GB", 81920, "a100-80g"),
-        ("NVIDIA A100-SXM4-40GB", 40960, "a100-40g"),
-        ("Tesla T4", 15360, "t4-15g"),
-        ("NVIDIA GeForce RTX 4090", 24564, "rtx-4090-24g"),
-        ("NVIDIA RTX 6000 Ada Generation", 49140, "rtx-6000-ada-48g"),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9984, "h100-mig-1g.10gb-10g"),
-        ("", 0, "gpu-0g"),
-    ],
-)
-def test_a_class_is_what_people_call_it_and_what_it_really_has(name: str, mib: int, known: str) -> None:
-    assert gpu_class(name, mib * MIB) == known
 
 
 def fake_smi(folder: Path, script: str) -> dict[str, str]:
@@ -87,18 +68,6 @@ def test_a_machine_without_gpus_is_no_problem_and_is_not_asked_again_at_once(tmp
 
     asyncio.run(main())
     assert not asked.exists()
-
-
-def test_a_class_sticks_while_the_driver_only_counts_some_mib_differently() -> None:
-    discovery = GpuDiscovery()
-
-    def class_with(mib: int) -> str:
-        return discovery._sticky_class("GPU-a", "NVIDIA L40S", mib * MIB)
-
-    assert class_with(45_600) == "l40s-45g"
-    assert class_with(45_500) == "l40s-45g"  # 44.4 GiB would round to 44
-    assert class_with(0) == "l40s-45g"  # not told now
-    assert class_with(40_000) == "l40s-39g"
 
 
 def test_the_child_imports_nothing_of_llmgw() -> None:
