@@ -15,6 +15,11 @@ _KEPT = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 def engine_problems(model: DesiredModel, *, version_needed: bool, example: str) -> Iterator[Problem]:
     engine = model.profile.engine
+    if model.profile.custom is not None and engine.name != "custom":
+        yield Problem(
+            what=f"spec.custom: only the engine custom is told by it, not {engine.name}",
+            instead="leave it out, or write engine: {name: custom}",
+        )
     if engine.version is not None and engine.path is not None:
         yield Problem(
             what="spec.engine: version and path exclude each other",
@@ -56,16 +61,30 @@ def name_problems(model: DesiredModel) -> Iterator[Problem]:
         )
 
 
-def argument_problems(model: DesiredModel, ours: Mapping[str, str]) -> Iterator[Problem]:
+def argument_problems(
+    model: DesiredModel, ours: Mapping[str, str], *, argparse: bool = False
+) -> Iterator[Problem]:
     """``ours`` maps the flags that llmgw writes to what people should write instead. Values of flags are not told
-    apart from flags; none looks like one of ours."""
+    apart from flags; none looks like one of ours. ``argparse``: the engine takes flags as Python programs do, which
+    understand underscores for dashes and the beginning of a flag for the whole."""
     for args in (model.profile.args, model.spec.args):
         for index, arg in enumerate(args):
             flag = arg.partition("=")[0]
-            if flag in ours:
+            meant = _meant(flag, ours) if argparse else flag
+            if meant in ours:
+                short = "" if meant == flag else f", which stands for {meant},"
                 yield Problem(
-                    what=f"spec.args[{index}]: llmgw decides about {flag} itself", instead=ours[flag]
+                    what=f"spec.args[{index}]: llmgw decides about {flag}{short} itself", instead=ours[meant]
                 )
+
+
+def _meant(flag: str, ours: Mapping[str, str]) -> str:
+    if not flag.startswith("--") or flag == "--":
+        return flag
+    plain = flag.replace("_", "-")
+    if plain in ours:
+        return plain
+    return next((each for each in ours if each.startswith(plain)), flag)
 
 
 def variable_problems(model: DesiredModel, kept: Mapping[str, str]) -> Iterator[Problem]:
@@ -103,6 +122,11 @@ def take(args: tuple[str, ...], names: frozenset[str]) -> tuple[str | None, tupl
         else:
             value = attached if equals else next(rest, "")
     return value, tuple(left)
+
+
+def given(model: DesiredModel, *names: str) -> bool:
+    """Whether people ask for one of these flags."""
+    return any(arg.partition("=")[0] in names for arg in model.profile.args + model.spec.args)
 
 
 def place_of(args: tuple[str, ...], names: frozenset[str]) -> str:

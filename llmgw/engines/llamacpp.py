@@ -124,7 +124,7 @@ class LlamaCpp:
             launch_spec(
                 placed,
                 rank,
-                process=process,
+                processes=(process,),
                 probes=probes,
                 install=self.install(model, node, placed.pip),
                 fetch=self.fetch(model, placed.pip),

@@ -10,23 +10,31 @@ Task = Literal["generate", "embed", "rerank", "other"]
 
 
 def openai_probes(
-    *, host: str, port: int, served_name: str, task: Task, in_flight: tuple[str, ...]
+    *,
+    host: str,
+    port: int,
+    served_name: str,
+    task: Task,
+    in_flight: tuple[str, ...],
+    health: str = "/health",
 ) -> Probes:
-    """Probes of a shard that serves HTTP. Everything but ``/health`` is asked with the replica's key."""
+    """Probes of a shard that serves HTTP. Everything but ``health`` is asked with the replica's key."""
     return Probes(
         port=port,
         host=host,
         ready=(
-            HttpProbe(path="/health"),
-            # Quoted, so that `chat` is not found in `chat-large`.
-            HttpProbe(
-                path="/v1/models", authorized=True, contains=json.dumps(served_name, ensure_ascii=False)
-            ),
+            HttpProbe(path=health),
+            models_probe(served_name),
         ),
         token=token_probe(served_name, task),
-        alive=HttpProbe(path="/health"),
+        alive=HttpProbe(path=health),
         in_flight=Metric(path="/metrics", names=in_flight, authorized=True),
     )
+
+
+def models_probe(served_name: str) -> HttpProbe:
+    """The name is looked for in quotes, so that ``chat`` is not found in ``chat-large``."""
+    return HttpProbe(path="/v1/models", authorized=True, contains=json.dumps(served_name, ensure_ascii=False))
 
 
 def token_probe(served_name: str, task: Task) -> HttpProbe | None:

@@ -24,16 +24,15 @@ def launch_spec(
     placed: Placed,
     rank: RankPlacement,
     *,
-    process: Process,
+    processes: tuple[Process, ...],
     probes: Probes,
     install: InstallSpec | None,
     fetch: FetchSpec | None,
     weights_path: str | None = None,
-    sidecars: tuple[Process, ...] = (),
     stop: float | None = None,
 ) -> LaunchSpec:
-    """One shard's standing order. ``install`` and ``fetch`` are the jobs it stands on; None: nothing to do. ``sidecars`` start
-    before ``process``; ``stop`` is the time to end where the profile's makes no sense."""
+    """One shard's standing order. ``install`` and ``fetch`` are the jobs it stands on; None: nothing to do. The last of
+    ``processes`` is the engine; ``stop`` is the time to end where the profile's makes no sense."""
     model, leader = placed.model, placed.ranks[0]
     network = placed.network.get(rank.rank, RankNetwork())
     return LaunchSpec(
@@ -47,7 +46,7 @@ def launch_spec(
         spec_digest=model.spec_digest,
         address=rank.address,
         leader_address=host_port(leader.address, leader.ports[0]),
-        processes=(*sidecars, process),
+        processes=processes,
         probes=probes if model.profile.token_probe else replace(probes, token=None),
         claims=Claims(gpus=rank.gpus, memory=rank.memory, ports=rank.ports),
         needs=tuple(job.job for job in (install, fetch) if job is not None),
@@ -55,7 +54,7 @@ def launch_spec(
         engine_path=None if install else model.profile.engine.path,
         weights=fetch.digest if fetch else None,
         weights_path=weights_path,
-        secrets=_secret_names((*sidecars, process)),
+        secrets=_secret_names(processes),
         expect=Expect(
             gpus=tuple(gpu.uuid for gpu in rank.gpus),
             interface_address=network.interface_address or _on_an_interface(rank.address),

@@ -98,7 +98,7 @@ class Sim:
         return launch_spec(
             placed,
             rank,
-            process=process,
+            processes=(process,),
             probes=_probes(model, rank),
             install=self.install(model, node, placed.pip),
             fetch=fetch,

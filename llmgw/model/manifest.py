@@ -229,8 +229,43 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A request that a custom engine must answer with 200. With ``body`` it is a POST of JSON text."""
+
+    path: str
+    body: str | None = None
+    contains: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlight:
+    """Where a custom engine counts its requests: the sum of these samples of its Prometheus text."""
+
+    names: tuple[str, ...]
+    path: str = "/metrics"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Custom:
+    """How the engine ``custom`` is started and asked. ``command``, ``worker`` and ``env`` may hold placeholders:
+    engines/placeholders.py has the list."""
+
+    command: tuple[str, ...]
+    worker: tuple[str, ...] = ()  # of the ranks after the first
+    wait_for: Literal["leader", "workers", "none"] = "leader"
+    packages: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    ports: int = 1
+    api: Literal["openai", "none"] = "openai"
+    health: str = "/health"
+    token: Ask | None = None
+    in_flight: InFlight | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileSpec:
     engine: Engine
+    custom: Custom | None = None
     gpus: Gpus = Gpus()
     nodes: int = 1
     parallel: Parallel = Parallel()
