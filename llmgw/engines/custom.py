@@ -242,6 +242,11 @@ def _placeholder_problems(model: DesiredModel, custom: Settings) -> Iterator[Pro
     words += [(f"spec.custom.env.{name}", value) for name, value in custom.env.items()]
     has_engine = model.profile.engine.path is not None or bool(custom.packages)
     for place, word in words:
+        if any(ord(char) < ord(" ") for char in word):
+            yield Problem(
+                what=f"{place}: {word!r} holds a control character",
+                instead="remove it; long text goes into a file on the node",
+            )
         for text in placeholders.wrong(word, ports=custom.ports):
             known = ", ".join(f"${{{name}}}" for name in placeholders.KNOWN)
             yield Problem(

@@ -7,7 +7,7 @@ One process a replica; several GPUs hold a model in layers. ``-c`` is shared out
 from collections.abc import Iterator
 
 from llmgw.core.adapter import NOTHING_KNOWN, Known, Need, NodeContext, Placed
-from llmgw.engines import checks, weights
+from llmgw.engines import checks, parallel, weights
 from llmgw.engines.environment import environment, escape
 from llmgw.engines.install import install, program_path
 from llmgw.engines.probes import openai_probes
@@ -67,6 +67,7 @@ class LlamaCpp:
             *checks.engine_problems(model, version_needed=True, example=EXAMPLE_VERSION),
             *checks.gpu_problems(model),
             *checks.name_problems(model),
+            *parallel.ray_problems(model, "llama.cpp"),
             *_shape_problems(model),
             *_weights_problems(model),
             *checks.argument_problems(model, _OURS),

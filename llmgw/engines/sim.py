@@ -8,7 +8,7 @@ flags in ``args`` (docs/engines.md lists them).
 from collections.abc import Iterator
 
 from llmgw.core.adapter import NOTHING_KNOWN, Known, Need, NodeContext, Placed
-from llmgw.engines import checks, weights
+from llmgw.engines import checks, parallel, weights
 from llmgw.engines.environment import environment, escape
 from llmgw.engines.install import install, program_path
 from llmgw.engines.probes import openai_probes
@@ -46,7 +46,7 @@ class Sim:
             *checks.engine_problems(model, version_needed=False, example=DEFAULT_VERSION),
             *checks.gpu_problems(model),
             *checks.name_problems(model),
-            *_shape_problems(model),
+            *parallel.ray_problems(model, "the sim engine"),
             *checks.argument_problems(model, _OURS),
             *checks.variable_problems(model, _KEPT),
         )
@@ -156,12 +156,3 @@ def _probes(model: DesiredModel, rank: RankPlacement) -> Probes:
         task=model.spec.task,
         in_flight=IN_FLIGHT,
     )
-
-
-def _shape_problems(model: DesiredModel) -> Iterator[Problem]:
-    """The stand-in has no ray; everything else about a shape it can pretend."""
-    if model.profile.launch != "mp":
-        yield Problem(
-            what=f"spec.launch: the sim engine's ranks meet by themselves, not by {model.profile.launch}",
-            instead="leave it out",
-        )

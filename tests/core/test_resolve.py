@@ -15,6 +15,7 @@ from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec
 from llmgw.model.manifest import (
     KINDS,
     Adapter,
+    Custom,
     Dirs,
     Engine,
     FleetSpec,
@@ -212,6 +213,7 @@ LATER_MODEL = {"adapters", "max_loaded_adapters"}
 RUNS_OTHERWISE_PROFILE: dict[str, object] = {
     "engine": Engine(name="sim", version="2"),
     "gpus": Gpus(per_node=2),
+    "custom": Custom(command=("server",)),
     "dtype": "bfloat16",
     "quantization": "fp8",
     "max_model_len": 5,
@@ -462,7 +464,6 @@ ASKS: dict[tuple[str, str], Manifest] = {
     ("Model", "spec.adapters"): model("m", adapters=(Adapter(name="a", source=Source(path="/x")),)),
     ("Model", "spec.maxLoadedAdapters"): model("m", max_loaded_adapters=1),
     ("Node", "spec.drain"): local("n", drain=True),
-    ("Profile", "spec.launch"): profile("p", launch="ray"),
     ("Fleet", "spec.suspend"): document("f", FleetSpec(suspend=True)),
 }
 

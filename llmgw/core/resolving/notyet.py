@@ -17,7 +17,6 @@ NOT_YET: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("Fleet", "spec.syncWindows", lambda spec: bool(spec.sync_windows), "leave it out"),
     ("Fleet", "spec.suspend", lambda spec: spec.suspend, "leave it out"),
     ("Node", "spec.drain", lambda spec: spec.drain, "write `cordon: true`, which keeps new shards away"),
-    ("Profile", "spec.launch", lambda spec: spec.launch == "ray", "leave it out"),
     (
         "Model",
         "spec.source.huggingFace",
