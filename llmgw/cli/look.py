@@ -177,7 +177,7 @@ async def _print(links: Links, shard: Found, params: LogsParams, *, several: boo
     link = await links.to(shard.node)
     async for line in link.stream("logs", params, LogLine):
         before = f"{shard.shard} | " if several else ""
-        process = f"{line.process}: " if line.process and line.process != "engine" else ""
+        process = f"[{line.process}] " if line.process else ""
         output.say(f"{before}{process}{line.text}")
 
 

@@ -19,7 +19,7 @@ from llmgw.agent.seams import (
     Spawner,
 )
 from llmgw.agent.shards import adoption, claims, reports
-from llmgw.agent.shards.logs import LogBook
+from llmgw.agent.shards.logs import AGENT, LogBook
 from llmgw.agent.shards.orders import SAFE_SHARD, Orders, StoredOrder, nobody_told, refused
 from llmgw.agent.shards.supervisor import Shard
 from llmgw.agent.shards.surroundings import ShardSettings, Surroundings
@@ -258,6 +258,7 @@ class Shards:
             except StalledError as wrong:
                 raise AgentError(f"forgetting shard {params.shard}: {wrong}", code=NO_SPACE) from wrong
             await shard.close()
+            self._around.logs.forget(params.shard)
             del self._shards[params.shard]
             return Accepted(detail="forgotten")
 
@@ -295,6 +296,8 @@ class Shards:
         if not params.follow:
             for line in self._around.logs.tail(params.shard, names, lines):
                 yield replace(line, text=shard.masked(line.text))
+            if how := shard.how_it_ended:
+                yield LogLine(process=AGENT, text=how)
             return
         async for line in self._around.logs.follow(params.shard, names, lines):
             yield replace(line, text=shard.masked(line.text))

@@ -11,6 +11,10 @@ from llmgw.model.launch import LaunchSpec
 from llmgw.model.report import TOLD, ByHand, ComputesOn, Exit, ShardReport, ShardState
 
 
+FIELD = 1_000
+"""Characters that a journal keeps of one field."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """What only the running agent knows of a shard."""
@@ -79,6 +83,10 @@ def ended(shard: ShardId, exit_: Exit, *, told: bool) -> JournalEvent:
         "code": exit_.code,
         "signal": exit_.signal,
         TOLD: "stop" if told else None,
+        "outOfMemory": "true" if exit_.out_of_memory else None,
+        # Of both the end says most, and the journal keeps only so much.
+        "traceback": exit_.traceback[-FIELD:] or None,
+        "lastLines": "\n".join(exit_.last_lines)[-FIELD:] or None,
     }
     kept = {name: str(value) for name, value in fields.items() if value is not None}
     return JournalEvent(kind="shard-exit", subject=shard, text=describe_exit(exit_, told=told), fields=kept)

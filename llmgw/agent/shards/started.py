@@ -44,7 +44,7 @@ class Started:
 
     async def spawn(self, order: Order) -> Running:
         """A start that is cancelled is not abandoned: ``settle`` brings its process in."""
-        self._begins[order.process] = self._around.logs.size(order.shard, order.process)
+        self._begins[order.process] = self._around.logs.place(order.shard, order.process)
         self._spawning = asyncio.ensure_future(self._around.spawner.spawn(order))
         try:
             running = await asyncio.shield(self._spawning)

@@ -27,7 +27,7 @@ from llmgw.core.life import (
     ProbeFailed,
     Waiting,
 )
-from llmgw.core.lifecycle import rules_of, step
+from llmgw.core.lifecycle import describe_exit, rules_of, step
 from llmgw.model.facts import Gpu
 from llmgw.model.launch import ENGINE, LaunchSpec
 from llmgw.model.problems import LlmgwError
@@ -94,6 +94,12 @@ class Shard:
     @property
     def problem(self) -> str:
         return self._problem
+
+    @property
+    def how_it_ended(self) -> str:
+        """The last end of its engine; empty while one runs, and when none has run."""
+        exit_ = self.life.last_exit
+        return describe_exit(exit_) if exit_ is not None and self._started.engine is None else ""
 
     def masked(self, text: str) -> str:
         """Without the shard's secrets, those it had before included."""
@@ -294,9 +300,9 @@ class Shard:
         return replace(event, why=self.masked(event.why)) if isinstance(event, ProbeFailed) else event
 
     def _ended(self, exit_: Exit) -> None:
-        self._around.events(
-            reports.ended(self.spec.shard, exit_, told=self.life.state is ShardState.STOPPING)
-        )
+        told = reports.ended(self.spec.shard, exit_, told=self.life.state is ShardState.STOPPING)
+        self._around.logs.note(self.spec.shard, told.text)
+        self._around.events(told)
         process = next((one for one in self.spec.processes if one.name == exit_.process), None)
         if process is None or not process.optional:
             self._inbox.put_nowait(_Letter(event=Exited(exit=exit_)))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import llmgw
 from llmgw.agent.disk import FileDisk
+from llmgw.agent.seams import JournalEvent
 from llmgw.agent.shards import proc
 from llmgw.agent.shards.checks import SystemChecks
 from llmgw.agent.shards.keeper import Shards
@@ -156,8 +157,14 @@ def test_a_crash_is_explained_by_its_first_traceback_and_last_lines_and_given_up
         assert failed.last_exit.traceback.startswith("Traceback (most recent call last):")
         assert failed.last_exit.last_lines
         lines = [line async for line in agent.shards.logs(LogsParams(shard=launch.shard, lines=5))]
-        assert lines[-1].text == failed.last_exit.last_lines[-1]
-        assert lines[-1].process == ""
+        assert (lines[-2].process, lines[-2].text) == ("", failed.last_exit.last_lines[-1])
+        assert lines[-1].process == "agent"
+        assert lines[-1].text.startswith("engine exited by itself with code ")
+        entries = [event for event in agent.told if isinstance(event, JournalEvent)]
+        ended = next(event for event in entries if event.kind == "shard-exit")
+        assert ended.text == lines[-1].text
+        assert ended.fields["traceback"] == failed.last_exit.traceback
+        assert ended.fields["lastLines"].endswith(failed.last_exit.last_lines[-1])
         await agent.shards.close()
 
     asyncio.run(story())
@@ -222,7 +229,11 @@ def test_a_key_that_an_engine_prints_leaves_the_node_masked(node: RealNode) -> N
         lines = [line async for line in agent.shards.logs(LogsParams(shard=launch.shard))]
         assert failed.last_exit is not None
         assert failed.last_exit.last_lines == ("my key is ***", "***")
-        assert [line.text for line in lines] == ["my key is ***", "***"]
+        assert [line.text for line in lines] == [
+            "my key is ***",
+            "***",
+            "engine exited by itself with code 1: ***",
+        ]
         order = (node.work / "shards" / f"{launch.shard}.json").read_text()
         assert canary not in order + repr(agent.told) + repr(agent.shards.reports())
         await agent.shards.close()
