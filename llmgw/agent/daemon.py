@@ -140,7 +140,7 @@ def assemble(
         witness=Witness(KernelLog(), bus=survey.gpus.bus),
         rules=rules,
     )
-    sampler = Sampler(survey.look)
+    sampler = Sampler(survey.look, told=lambda facts: shards.sampled(facts.gpus))
     service = AgentService(
         info=info,
         clock=clock,

@@ -14,12 +14,18 @@ PATIENCE = 15.0
 
 
 class Sampler:
-    """``look`` finds the facts; it never raises."""
+    """``look`` finds the facts; it never raises. ``told`` hears of each look."""
 
     def __init__(
-        self, look: Callable[[], Awaitable[Facts]], *, every: float = EVERY, patience: float = PATIENCE
+        self,
+        look: Callable[[], Awaitable[Facts]],
+        *,
+        told: Callable[[Facts], Awaitable[None]] | None = None,
+        every: float = EVERY,
+        patience: float = PATIENCE,
     ) -> None:
         self._look = look
+        self._told = told
         self._every = every
         self._patience = patience
         self._latest: Facts | None = None
@@ -60,6 +66,8 @@ class Sampler:
     async def _take(self) -> None:
         self._latest = await self._look()
         self._taken = asyncio.get_running_loop().time()
+        if self._told is not None:
+            await self._told(self._latest)
 
     async def _keep_fresh(self) -> None:
         while True:

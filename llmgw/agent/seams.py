@@ -323,8 +323,12 @@ class ShardKeeper(Protocol):
 
     async def key(self, params: KeyParams) -> Accepted: ...
 
-    def reports(self, gpus: tuple[Gpu, ...] = ()) -> tuple[ShardReport, ...]:
-        """Sorted by shard. ``gpus``: the latest sample, for what each shard computes on."""
+    async def sampled(self, gpus: tuple[Gpu, ...]) -> None:
+        """A look at the node's GPUs: each shard takes from it what it computes on."""
+        ...
+
+    def reports(self) -> tuple[ShardReport, ...]:
+        """Sorted by shard."""
         ...
 
     def problems(self) -> tuple[str, ...]:

@@ -216,6 +216,7 @@ class AgentService:
         loop = asyncio.get_running_loop()
         asked = loop.time()
         facts = await self._facts.facts(max_age=FACTS_AGE)
+        await self._shards.sampled(facts.gpus)
         targets = self._jobs.targets
         problems = [*self._problems, *self._shards.problems(), self._journal.problem, self._rules.problem()]
         return Report(
@@ -228,7 +229,7 @@ class AgentService:
                 policy=self._rules.facts(),
             ),
             fence=self._ownership.fence,
-            shards=self._shards.reports(facts.gpus),
+            shards=self._shards.reports(),
             jobs=self._jobs.reports(),
             journal=self._journal.after(params.journal_after),
             journal_last=self._journal.last,

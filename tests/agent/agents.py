@@ -177,7 +177,10 @@ class FakeShards:
         self._called("key", params.shard)
         return Accepted()
 
-    def reports(self, gpus: tuple[Gpu, ...] = ()) -> tuple[ShardReport, ...]:
+    async def sampled(self, gpus: tuple[Gpu, ...]) -> None:
+        pass
+
+    def reports(self) -> tuple[ShardReport, ...]:
         return tuple(self.states[name] for name in sorted(self.states))
 
     def problems(self) -> tuple[str, ...]:

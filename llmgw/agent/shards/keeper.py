@@ -282,8 +282,12 @@ class Shards:
 
     # ---- What is so -----------------------------------------------------------------------------------------
 
-    def reports(self, gpus: tuple[Gpu, ...] = ()) -> tuple[ShardReport, ...]:
-        return tuple(self._shards[name].report(gpus) for name in sorted(self._shards))
+    async def sampled(self, gpus: tuple[Gpu, ...]) -> None:
+        for shard in list(self._shards.values()):
+            await shard.sampled(gpus)
+
+    def reports(self) -> tuple[ShardReport, ...]:
+        return tuple(self._shards[name].report() for name in sorted(self._shards))
 
     def problems(self) -> tuple[str, ...]:
         disk = {shard.problem for shard in self._shards.values() if shard.problem}

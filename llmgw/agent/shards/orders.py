@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from llmgw.agent.seams import Disk, Running
 from llmgw.agent.shards import late
+from llmgw.agent.shards.computing import Computing
 from llmgw.core.life import Life
 from llmgw.model.ids import Fence, ShardId
 from llmgw.model.launch import ENGINE, MAX_PROCESSES, LaunchSpec, Process
-from llmgw.model.report import ByHand
+from llmgw.model.report import ByHand, ComputesOn
 from llmgw.wire import codec
 
 FOLDER = "shards"
@@ -34,7 +35,13 @@ class StoredOrder:
     boot_id: str
     processes: tuple[Running, ...] = ()
     by_hand: ByHand | None = None
+    computing: Computing | None = None
     format: int = FORMAT
+
+    @property
+    def computes_on(self) -> ComputesOn | None:
+        """As it was seen last."""
+        return self.computing.on if self.computing is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

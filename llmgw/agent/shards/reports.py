@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from llmgw.agent.seams import JournalEvent, Running
 from llmgw.core.life import Life
 from llmgw.core.lifecycle import describe_exit
-from llmgw.model.facts import Gpu
 from llmgw.model.ids import ShardId
 from llmgw.model.launch import LaunchSpec
 from llmgw.model.report import TOLD, ByHand, ComputesOn, Exit, ShardReport, ShardState
@@ -24,7 +23,7 @@ class Seen:
     by_hand: ByHand | None = None
     lost: str = ""
     problem: str = ""
-    gpus: tuple[Gpu, ...] = ()
+    computes_on: ComputesOn | None = None
 
 
 def report(spec: LaunchSpec, life: Life, seen: Seen) -> ShardReport:
@@ -54,20 +53,10 @@ def report(spec: LaunchSpec, life: Life, seen: Seen) -> ShardReport:
         claims=spec.claims,
         port=spec.probes.port,
         leader_address=spec.leader_address,
-        computes_on=_computes_on(spec.shard, seen.gpus) if engine else None,
+        computes_on=seen.computes_on,
         by_hand=seen.by_hand,
         lost=seen.lost,
     )
-
-
-def _computes_on(shard: str, gpus: tuple[Gpu, ...]) -> ComputesOn:
-    """GPUs that its processes hold memory of; none: the CPU."""
-    held = {
-        gpu.uuid: sum(process.memory or 0 for process in gpu.processes if process.shard == shard)
-        for gpu in gpus
-        if any(process.shard == shard for process in gpu.processes)
-    }
-    return ComputesOn(gpus=held)
 
 
 def moved(spec: LaunchSpec, before: ShardState, life: Life) -> JournalEvent:

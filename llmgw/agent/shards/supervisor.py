@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from llmgw.agent.cancelling import cancelled
 from llmgw.agent.seams import Running
-from llmgw.agent.shards import autopsy, clearing, launching, reports
+from llmgw.agent.shards import autopsy, clearing, computing, launching, reports
 from llmgw.agent.shards.jobs import await_jobs
 from llmgw.agent.shards.orders import StoredOrder
 from llmgw.agent.shards.readiness import Questions
@@ -31,7 +31,7 @@ from llmgw.core.lifecycle import describe_exit, rules_of, step
 from llmgw.model.facts import Gpu
 from llmgw.model.launch import ENGINE, LaunchSpec
 from llmgw.model.problems import LlmgwError
-from llmgw.model.report import ByHand, Exit, ShardReport, ShardState
+from llmgw.model.report import ByHand, ComputesOn, Exit, ShardReport, ShardState
 from llmgw.wire.codec import CodecError
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class Shard:
         self._secrets = {**earlier, **secrets}
         self._lost = ""
 
-    def report(self, gpus: tuple[Gpu, ...] = ()) -> ShardReport:
+    def report(self) -> ShardReport:
         shown = self.life.state in LIVE or self.life.state in (ShardState.DRAINING, ShardState.STOPPING)
         seen = reports.Seen(
             engine=self._started.engine,
@@ -119,7 +119,7 @@ class Shard:
             by_hand=self._order.by_hand,
             lost=self._lost,
             problem=self._problem,
-            gpus=gpus,
+            computes_on=self._computes_on,
         )
         return reports.report(self.spec, self.life, seen)
 
@@ -142,6 +142,22 @@ class Shard:
         self._order = replace(self._order, by_hand=by_hand)
         await self._save()
         self._around.events(self.report())
+
+    async def sampled(self, gpus: tuple[Gpu, ...]) -> None:
+        """A look at the node's GPUs. What it tells of this shard is kept for a time when nobody can tell."""
+        engine = self._started.engine
+        on = computing.seen(self.spec, gpus)
+        if engine is None or engine.engine is None or on is None:
+            return
+        before = self._computes_on
+        self._order = replace(self._order, computing=computing.Computing(on=on, engine=engine.engine))
+        if before is None or set(before.gpus) != set(on.gpus):  # not for each MiB
+            await self._save()
+
+    @property
+    def _computes_on(self) -> ComputesOn | None:
+        engine, known = self._started.engine, self._order.computing
+        return known.on if known is not None and engine is not None and engine.engine == known.engine else None
 
     async def settled(self) -> None:
         """Returns when what it was begun with has been taken in."""
