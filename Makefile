@@ -54,6 +54,9 @@ tests: install
 sim: install ## simulated histories: make sim SEEDS=2000 START=0
 	$(PYTEST) tests/sim --numprocesses 2 --sim-seeds $(or $(SEEDS),200) --sim-start $(or $(START),0)
 
+chaos: install ## real faults on real machines in namespaces, as root: make chaos FAULTS=200 SEED=7
+	$(BIN)/python -m tests.chaos.main --faults $(or $(FAULTS),200) $(if $(SEED),--seed $(SEED))
+
 bench: install ## measure, and write docs/benchmarks.md
 	$(BIN)/python -m tests.bench.main
 
@@ -63,4 +66,4 @@ golden: install ## write the golden files anew; read the diff before you commit 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help demo demo-stop test test-all install lint types contracts tests sim bench golden clean
+.PHONY: help demo demo-stop test test-all install lint types contracts tests sim chaos bench golden clean

@@ -66,6 +66,12 @@ class Host:
     def running(self) -> bool:
         return self._init != 0
 
+    @property
+    def init(self) -> int:
+        """Its process 1, by this machine's number."""
+        assert self.running, f"{self.name} is off"
+        return self._init
+
     # ---- making it -------------------------------------------------------------------------------
 
     def build(self) -> None:
@@ -271,8 +277,7 @@ class Host:
         return (*always, *self.options.hide)
 
     def _enter(self) -> list[str]:
-        assert self.running, f"{self.name} is off"
-        return ["nsenter", "-t", str(self._init), "-m", "-u", "-i", "-n", "-p"]
+        return ["nsenter", "-t", str(self.init), "-m", "-u", "-i", "-n", "-p"]
 
     def _find_init(self) -> int:
         """Process 1 of its pid namespace, by its number out here."""

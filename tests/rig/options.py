@@ -18,7 +18,8 @@ class User:
 class Options:
     """``max_sessions`` and ``max_startups`` None: sshd's own defaults. ``key_types`` are its host keys. ``hide`` names
     directories that are empty in the host; the checkout, this Python and root's home always are, unless ``shows_checkout``.
-    ``shares`` are directories of this machine and where the host has them, read only, as it would have a file server's."""
+    ``shares`` are directories of this machine and where the host has them, read only, as it would have a file server's.
+    ``disk`` is the size of its disk, such as ``256m``; empty: as large as this machine's."""
 
     max_sessions: int | None = None
     max_startups: str | None = None
@@ -29,3 +30,4 @@ class Options:
     hide: tuple[str, ...] = ()
     shares: tuple[tuple[Path, str], ...] = ()
     shows_checkout: bool = False
+    disk: str = ""

@@ -80,7 +80,7 @@ class Rig:
         options = [Options()] * hosts if isinstance(hosts, int) else list(hosts)
         self.hosts = [self._host(number, one) for number, one in enumerate(options, 1)]
         self._on = on
-        self._disk_in_memory = False
+        self._mounted: list[Path] = []
 
     def __enter__(self) -> Self:
         namespaces.remove_stale()
@@ -105,9 +105,9 @@ class Rig:
             namespaces.remove(name)
         for host in self.hosts:
             host.forget()
-        if self._disk_in_memory:
-            run("umount", str(self.folder / "hosts"))
-            self._disk_in_memory = False
+        while self._mounted:
+            run("umount", str(self._mounted[-1]))
+            self._mounted.pop()
 
     def _build(self) -> None:
         controller = self.controller.namespace
@@ -155,8 +155,15 @@ class Rig:
         layers = f"lowerdir={trial}/lower,upperdir={trial}/upper,workdir={trial}/work"
         command = ["unshare", "-m", "mount", "-t", "overlay", "overlay", "-o", layers, str(trial / "view")]
         if subprocess.run(command, capture_output=True, check=False).returncode:
-            run("mount", "-t", "tmpfs", "tmpfs", str(disks))
-            self._disk_in_memory = True
+            self._mount_memory(disks)
+        for host in self.hosts:
+            if host.options.disk:
+                (host.folder / "disk").mkdir(parents=True)
+                self._mount_memory(host.folder / "disk", "-o", f"size={host.options.disk}")
+
+    def _mount_memory(self, folder: Path, *options: str) -> None:
+        run("mount", "-t", "tmpfs", *options, "tmpfs", str(folder))
+        self._mounted.append(folder)
 
 
 def require_rig(not_proved: str) -> None:
