@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from llmgw.agent.events import Events
+from llmgw.agent.inspecting import Inspector
 from llmgw.agent.jobs.runner import Jobs
 from llmgw.agent.ownership import Ownership
 from llmgw.agent.seams import ANYTHING, Examiner, Rules, ShardKeeper
@@ -22,12 +23,14 @@ from llmgw.model.checkup import Checkup
 from llmgw.model.facts import Facts
 from llmgw.model.problems import AgentError, RetryError, StalledError
 from llmgw.model.report import AgentInfo, Report
+from llmgw.model.weights import Inspection
 from llmgw.wire import codec, messages
 from llmgw.wire.messages import (
     BUSY,
     CONFLICT,
     INTERNAL_ERROR,
     INVALID_PARAMS,
+    MAX_LINE,
     METHOD_NOT_FOUND,
     POLICY,
     PROTOCOL,
@@ -45,6 +48,8 @@ from llmgw.wire.rpc import STREAMS
 P = TypeVar("P")
 REMEMBERED = 1_024
 """Answers kept for controllers that ask again by command id: far more than one pass sends to a node."""
+MAX_INSPECTED = 64
+"""Weights that one request looks at: more than models of one node."""
 FACTS_AGE = 5.0
 """Seconds that facts of a report may be old: GPUs change hands fast while people start things by hand."""
 LOG = logging.getLogger("llmgw.agent")
@@ -89,10 +94,12 @@ class AgentService:
         checkpoint: Checkpoint = no_checkpoint,
         rules: Rules = ANYTHING,
         examiner: Examiner | None = None,
+        inspector: Inspector | None = None,
     ) -> None:
         self._info = info
         self._rules = rules
         self._examiner = examiner
+        self._inspector = inspector or Inspector()
         self._clock = clock
         self._shards = shards
         self._jobs = jobs
@@ -108,6 +115,7 @@ class AgentService:
             "manual": (messages.ManualParams, shards.manual),
             "doctor": (messages.DoctorParams, self._doctor),
             "knock": (messages.KnockParams, self._knock),
+            "inspect": (messages.InspectParams, self._inspect),
         }
         self._commands: Mapping[str, tuple[type[Any], Callable[[Any], Awaitable[Accepted]]]] = {
             "start": (messages.StartParams, shards.start),
@@ -244,6 +252,23 @@ class AgentService:
 
     async def _knock(self, params: messages.KnockParams) -> messages.Knocked:
         return await self._examined().knock(params)
+
+    async def _inspect(self, params: messages.InspectParams) -> messages.Inspected:
+        """As many as one message holds; what was asked for first comes first."""
+        lying = {weights.digest: weights.path for weights in self._jobs.targets.weights()}
+        found: dict[str, Inspection] = {}
+        room = MAX_LINE // 2
+        for digest, path in list(params.paths.items())[:MAX_INSPECTED]:
+            where = path or lying.get(digest, "")
+            if not where:
+                found[digest] = Inspection(path="", problem="they are not on this node: fetch them")
+                continue
+            seen = await self._inspector.inspect(where)
+            room -= len(codec.dumps(seen))
+            if room < 0 and found:
+                break
+            found[digest] = seen
+        return messages.Inspected(inspections=found)
 
     def _examined(self) -> Examiner:
         if self._examiner is None:

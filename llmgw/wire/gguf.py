@@ -137,6 +137,8 @@ class _Cursor:
         if end > self._size:
             raise TooShortError(end)
         found = self._data[self._at : end]
+        if len(found) < count:  # a file that is being cut while it is read
+            raise TooShortError(end)
         self._at = end
         return found
 

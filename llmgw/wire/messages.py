@@ -22,6 +22,7 @@ key      KeyParams               Accepted               replaces the secrets of 
 manual   ManualParams            Accepted               break glass: a person on the node stops, starts or drains
 doctor   DoctorParams            Checkup                every check of the node, with what to do
 knock    KnockParams             Knocked                whether a port of another node answers, and without a key
+inspect  InspectParams           Inspected              what lies at the places of weights, by their headers alone
 ======== ======================= =====================  =========================================================
 
 A stream's items are notifications ``item`` with the request's id, closed by the request's result ``{}``.
@@ -35,6 +36,7 @@ from typing import Any, Literal
 from llmgw.model.ids import Fence, FleetId, JobId, ShardId
 from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec
 from llmgw.model.report import JobReport, JournalEntry, ShardReport
+from llmgw.model.weights import Inspection
 
 PROTOCOL = "1.0"
 MAX_LINE = 4 * 1024 * 1024
@@ -56,6 +58,7 @@ METHODS = (
     "manual",
     "doctor",
     "knock",
+    "inspect",
 )
 
 # JSON-RPC's own codes, then ours. ``data.after`` (seconds) says when a retry makes sense; none: it does not.
@@ -201,6 +204,22 @@ class ManualParams:
     by: str
     timeout: float = 120
     meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectParams:
+    """``paths`` of weights on the node, by the digest of their source; an empty one: where the fetched weights of that digest
+    lie."""
+
+    paths: Mapping[str, str]
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspected:
+    """What lies there, by digest. Those that did not fit into one answer are left out: ask for them again."""
+
+    inspections: Mapping[str, Inspection] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

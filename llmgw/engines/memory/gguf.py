@@ -70,7 +70,7 @@ class Gguf:
         footprint = (self._measured(model, weights, measured) if measured else None) or self.footprint(
             model, weights
         )
-        return gpu_need(model, kind, footprint, takes=lambda total: min(footprint.total, total))
+        return gpu_need(model, kind, footprint, takes=lambda total: total, least=footprint.total)
 
     def footprint(self, model: DesiredModel, weights: Weights) -> Footprint:
         """On each of its GPUs; the one with the output layer takes the most."""

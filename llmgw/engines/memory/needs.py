@@ -53,7 +53,7 @@ def need(model: DesiredModel, known: Known, sums: Sums, *, ports: int, leader_po
         return _on_host(model, stated, sums.host(model, weights))
     wanted = model.profile.gpus.gpu_class
     kinds = [kind for kind in known.kinds if wanted in (None, kind.gpu_class)]
-    return replace(stated, on=tuple(sums.on(model, known, weights, kind) for kind in kinds))
+    return replace(stated, on=tuple(sums.on(model, known, weights, kind) for kind in kinds), reckoned=True)
 
 
 def _stated(model: DesiredModel, stated: Need, why: str) -> Need:
@@ -75,7 +75,7 @@ def _on_host(model: DesiredModel, stated: Need, footprint: Footprint) -> Need:
     if model.profile.memory is not None:
         return stated
     told = f"no GPU, {gib(footprint.total)} GiB of host memory: {footprint.text}"
-    return replace(stated, memory=footprint.total, sum=told)
+    return replace(stated, memory=footprint.total, sum=told, reckoned=True)
 
 
 def gpu_need(
@@ -84,11 +84,12 @@ def gpu_need(
     footprint: Footprint,
     *,
     takes: Callable[[int], int],
+    least: int | None = None,
     refused: str = "",
     spare: str = "",
 ) -> GpuNeed:
-    """``takes``: what the engine takes of a GPU of so many bytes as it starts, which is also all that it may use. A share is
-    both. ``spare`` is said behind the sum."""
+    """``takes``: what the engine takes of a GPU of so many bytes, which is also all that it may use; a share is both. ``least``: what
+    must be free as it starts, where that is less. ``spare`` is said behind the sum."""
     gpus = model.profile.gpus
     total = footprint.total
     room = gpus.share if gpus.share is not None else takes(kind.memory)
@@ -99,7 +100,7 @@ def gpu_need(
         kind=kind,
         memory=total,
         room=room,
-        takes=room,
+        takes=room if least is None else min(least, room),
         sum=f"{told}{limit}{f', {spare}' if spare and total <= room else ''}",
         refused=refused,
     )
