@@ -4,17 +4,21 @@ the process environment."""
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llmgw import __version__
 
 ERROR = 1
 USAGE = 64
+NO_AGENT = 69
+INTERRUPTED = 130
+USUAL_WORK = Path("/var/lib/llmgw-agent")
+MANUAL = ("stop", "start", "drain")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0, 1 with a message, 64 for usage, 69 when no agent is there."""
+    """Exit codes: 0, 1 with a message, 64 for usage, 69 when no agent is there and none can be done without."""
     parser = _parser()
     try:
         chosen = parser.parse_args(arguments)
@@ -28,21 +32,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from llmgw.model.problems import LlmgwError, NoAgentError  # noqa: PLC0415 - see above
 
     try:
-        return _run(chosen, work)
+        return _run(chosen, work, dict(os.environ))  # noqa: TID251 - the agent's one look at its environment
     except LlmgwError as wrong:
         sys.stderr.write(f"llmgw-agent {chosen.command}: {wrong}\n")
-        return 69 if isinstance(wrong, NoAgentError) else ERROR
+        return NO_AGENT if isinstance(wrong, NoAgentError) else ERROR
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
-def _run(chosen: argparse.Namespace, work: Path) -> int:
-    if chosen.command == "status":
-        from llmgw.agent.status import status  # noqa: PLC0415 - see above
+def _run(chosen: argparse.Namespace, work: Path, own_env: Mapping[str, str]) -> int:
+    if chosen.command == "daemon":
+        from llmgw.agent.daemon import daemon  # noqa: PLC0415 - see above
 
-        sys.stdout.write(status(work, as_json=chosen.json))
-        return 0
-    from llmgw.agent.daemon import daemon  # noqa: PLC0415 - see above
+        return daemon(work, own_env)
+    from llmgw.agent.manual import commands  # noqa: PLC0415 - see above
 
-    return daemon(work, dict(os.environ))  # noqa: TID251 - the agent's one look at its environment
+    if chosen.command in MANUAL:
+        return commands.act(chosen, work, own_env)
+    return commands.show(chosen, work, own_env)
+
+
+def own_work() -> Path:
+    """The work directory that this agent lies in, as bootstrap lays it (``agents/DIGEST/lib/llmgw/agent``); else the usual one."""
+    here = Path(__file__).resolve().parents
+    return here[5] if len(here) > 5 and here[4].name == "agents" else USUAL_WORK
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,12 +66,35 @@ def _parser() -> argparse.ArgumentParser:
         ("daemon", "run the agent in the foreground"),
         ("bridge", "connect standard input and output to the agent's socket"),
         ("status", "what the agent says of this node"),
+        ("inventory", "what this node is made of, and who holds it"),
+        ("doctor", "what is wrong with this node, and what to do about it"),
+        ("logs", "what a shard's processes wrote"),
+        ("stop", "stop a shard by hand"),
+        ("start", "start a shard again by hand, as it was ordered last"),
+        ("drain", "let a shard finish what it works on, then stop it, by hand"),
     ):
         command = commands.add_parser(name, help=told, description=told)
-        command.add_argument("--work", required=True, metavar="DIR", help="the agent's work directory")
-        if name == "status":
-            command.add_argument("--json", action="store_true", help="the whole report as JSON")
+        command.add_argument(
+            "--work", default=own_work(), metavar="DIR", help="the agent's work directory (%(default)s)"
+        )
+        _options(command, name)
     return parser
+
+
+def _options(command: argparse.ArgumentParser, name: str) -> None:
+    if name in ("status", "inventory", "doctor"):
+        command.add_argument("--json", action="store_true", help="all of it as JSON")
+    if name == "logs":
+        command.add_argument("-n", "--lines", type=int, default=100, help="of each process (%(default)s)")
+        command.add_argument("-f", "--follow", action="store_true", help="go on as they come")
+    if name in MANUAL:
+        command.add_argument("--no-wait", action="store_true", help="return when the agent has taken it")
+    if name == "drain":
+        command.add_argument(
+            "--timeout", type=float, default=120.0, help="seconds for what is in flight (%(default)g)"
+        )
+    if name == "logs" or name in MANUAL:
+        command.add_argument("shard")
 
 
 if __name__ == "__main__":

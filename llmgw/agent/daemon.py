@@ -11,8 +11,8 @@ from pathlib import Path
 
 import llmgw
 from llmgw import __version__
-from llmgw.agent.discovery.commands import looking_environment
 from llmgw.agent.discovery.classes import Classes
+from llmgw.agent.discovery.commands import looking_environment
 from llmgw.agent.discovery.gpus import GpuDiscovery
 from llmgw.agent.discovery.pretended import PretendedChecks
 from llmgw.agent.discovery.survey import Survey
@@ -26,7 +26,7 @@ from llmgw.agent.journal import FileJournalStore, Journal
 from llmgw.agent.lock import only_agent
 from llmgw.agent.logsink import log_to, secret_values
 from llmgw.agent.ownership import Ownership
-from llmgw.agent.policy import POLICY, VARIABLE, PolicyFile
+from llmgw.agent.policy import PolicyFile, policy_path
 from llmgw.agent.sampling import Sampler
 from llmgw.agent.server import Server
 from llmgw.agent.service import AgentService
@@ -71,6 +71,8 @@ class Agent:
     service: AgentService
     server: Server
     sampler: Sampler
+    shards: Shards
+    jobs: Jobs
 
 
 def job_environment(own: Mapping[str, str], settings: AgentSettings) -> dict[str, str]:
@@ -121,7 +123,7 @@ def assemble(
     )
     real = SystemChecks()
     rules = PolicyFile(
-        Path(own_env.get(VARIABLE) or POLICY),
+        policy_path(own_env),
         user=settings.engine_user or info.user or getpass.getuser(),
         engines=targets.engines,
         told=lambda text: events.told("policy", settings.node, text),
@@ -154,7 +156,7 @@ def assemble(
             places=places, settings=settings, rules=rules, policy=rules.path, strays=spawner.strays
         ),
     )
-    return Agent(service=service, server=Server(service), sampler=sampler)
+    return Agent(service=service, server=Server(service), sampler=sampler, shards=shards, jobs=jobs)
 
 
 async def run(agent: Agent, work: Path) -> None:

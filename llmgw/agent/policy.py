@@ -5,7 +5,7 @@ import os
 import posixpath
 import pwd
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -21,6 +21,11 @@ VARIABLE = "LLMGW_AGENT_POLICY"
 MAX_FILE = 64 * 1024
 _ENGINE = "${engine}/"
 Signature: TypeAlias = tuple[int, ...]
+
+
+def policy_path(own_env: Mapping[str, str]) -> Path:
+    """``own_env``: of the agent's process."""
+    return Path(own_env.get(VARIABLE) or POLICY)
 
 
 class PolicyFile:

@@ -38,6 +38,18 @@ def fail(name: str, text: str, do: str) -> Check:
     return Check(name=name, level=Level.FAIL, text=text, do=do)
 
 
+def lines(checks: Iterable[Check]) -> list[str]:
+    """For a terminal: what failed and what to do about it stands out by its first word."""
+    listed = list(checks)
+    width = max((len(check.name) for check in listed), default=0)
+    told = []
+    for check in listed:
+        told.append(f"{check.level.value:<4}  {check.name:<{width}}  {check.text}")
+        if check.do:
+            told.append(f"{'':<{width + 8}}-> {check.do}")
+    return told
+
+
 def worst(checks: Iterable[Check]) -> Level:
     order = (Level.OK, Level.WARN, Level.FAIL)
     return max((check.level for check in checks), key=order.index, default=Level.OK)

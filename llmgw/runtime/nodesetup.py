@@ -253,6 +253,17 @@ def switch(work: str, digest: str, payload: bytes) -> dict[str, Any]:
     return {"before": os.path.basename(before) if before else None}
 
 
+def name_command(work: str, path: str) -> dict[str, Any]:
+    """The agent's command where people's shells find it. What somebody else has put there stays."""
+    target = os.path.join(work, "current", "bin", "llmgw-agent")
+    if not os.path.isdir(os.path.dirname(path)):
+        return {"named": False}
+    if os.path.lexists(path):
+        return {"named": os.path.islink(path) and os.readlink(path) == target}
+    os.symlink(target, path)
+    return {"named": True}
+
+
 def prune(work: str, *kept: str) -> dict[str, Any]:
     """Bundles that neither run nor are the one before."""
     gone = []
@@ -267,8 +278,8 @@ def prune(work: str, *kept: str) -> dict[str, Any]:
 # ---- Away with it ---------------------------------------------------------------------------------------
 
 
-def remove(work: str, user: str, everything: str) -> dict[str, Any]:
-    """Bundles and settings; with ``everything`` also what was installed, fetched and logged. Orders of shards are kept
+def remove(work: str, user: str, everything: str, command: str) -> dict[str, Any]:
+    """Bundles, settings and the link ``command``; with ``everything`` also what was installed, fetched and logged. Orders of shards are kept
     otherwise: the next agent here adopts what still runs."""
     orders = list_of(os.path.join(work, "shards"))
     names = [*RUNTIME_FILES, "agents"]
@@ -279,6 +290,8 @@ def remove(work: str, user: str, everything: str) -> dict[str, Any]:
                 % (work, len([name for name in orders if name.endswith(".json")]))
             )
         names += [*STATE_FOLDERS, *ENGINES_AND_WEIGHTS]
+    if os.path.islink(command) and os.readlink(command).startswith(os.path.join(work, "")):
+        take_away(command)
     for name in names:
         take_away(os.path.join(work, name))
     if everything == "everything" and user and ours(user):
@@ -341,6 +354,7 @@ def do(verb: str, arguments: list[str], payload: bytes) -> dict[str, Any]:
         "settings": lambda work: keep_settings(work, payload),
         "switch": lambda work, digest: switch(work, digest, payload),
         "prune": prune,
+        "name": name_command,
         "remove": remove,
     }
     if verb not in verbs:

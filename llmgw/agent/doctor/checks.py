@@ -273,7 +273,7 @@ def _strays(seen: Seen) -> Iterator[Check]:
         yield warn(
             "leftovers",
             f"processes of shard {shard} live, and nobody has an order for it",
-            f"`llmgw-agent stop {shard}`",
+            "start the agent anew: it ends what is provably its own and in no order",
         )
     if not seen.strays:
         yield well("leftovers", "no process of ours without an order")

@@ -115,6 +115,19 @@ class Shards:
         if self._around.settings.housekeeping:
             self._housekeeping = asyncio.ensure_future(self._keep_house(self._around.settings.housekeeping))
 
+    async def attend(self, name: ShardId) -> None:
+        """Instead of adopting, for one command while no agent runs: this shard is taken in hand, the others are only known
+        for what they claim."""
+        for order in (await self._around.orders.load()).orders:
+            if order.spec.shard != name:
+                self._shards[order.spec.shard] = Shard(order, self._around, {})
+                continue
+            one = await adoption.look(order, self._around)
+            shard = self._begin(
+                one.order, *one.events, running=one.running, secrets=one.secrets, lost=one.lost
+            )
+            await shard.settled()
+
     async def _end_strays(self) -> None:
         """Processes that are provably ours and stand in no order: nobody else will ever end them."""
         known = frozenset((*self._shards, *self._unreadable))
@@ -205,7 +218,7 @@ class Shards:
             return await self._drain(shard, params.timeout, by_hand)
         if params.verb == "stop":
             await shard.commanded(by_hand)
-            await shard.tell(StopAsked(reason=f"stopped by hand by {by_hand.by}"))
+            await shard.tell(StopAsked(reason=f"by hand by {by_hand.by}"))
             return Accepted(shard=shard.report(), detail=shard.problem)
         if not shard.terminal:
             raise AgentError(

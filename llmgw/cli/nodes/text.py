@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from llmgw.controller.nodes.adding import adapters
+from llmgw.controller.nodes.layout import agent_program
 from llmgw.controller.passes.prepare import Applied
 from llmgw.core.amounts import at, size
 from llmgw.core.show.status import NodeRow, status
@@ -54,14 +55,10 @@ def _line(row: NodeRow, known: Applied, seen: NodeObservation | None) -> Line:
         gpus=row.gpus,
         gpus_free=row.gpus_free,
         gpu_class=row.gpu_class,
-        shards=len(_living(report)) if report is not None else None,
+        shards=len(living(report)) if report is not None else None,
         cordoned=row.cordoned,
         problems=row.problems,
     )
-
-
-def _living(report: Report) -> list[ShardReport]:
-    return [shard for shard in report.shards if shard.state != "stopped"]
 
 
 def table(rows: Iterable[Line]) -> str:
@@ -93,125 +90,6 @@ def _columns(rows: list[tuple[str, ...]]) -> list[str]:
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
-
-
-# ---- one node ----------------------------------------------------------------------------------------
-
-
-def page(node: DesiredNode, seen: NodeObservation, line: Line) -> str:
-    """Everything about one node that a person may want to know at once."""
-    report = seen.report
-    told = [f"{node.name}  ({node.where})"]
-    told += _pairs(_head(node, seen, line))
-    told += _section("Problems", line.problems)
-    if seen.facts is not None:
-        told += _section("GPUs", _gpus(seen.facts, report))
-        told += _section("Adapters", adapters(seen.facts))
-        told += _section("Network", _network(seen.facts, node))
-        told += _section(
-            "Disks", (f"{it.path}: {size(it.free)} of {size(it.total)} free" for it in seen.facts.disks)
-        )
-        told += _section("Engines", (f"{it.name} {it.version}  {it.path}" for it in seen.facts.engines))
-        told += _section(
-            "Weights",
-            (f"{it.description or it.digest[:12]}  {size(it.size)}  {it.path}" for it in seen.facts.weights),
-        )
-    if report is not None:
-        told += _section("Shards", _shards(report))
-        told += _section(
-            "Jobs",
-            (
-                f"{it.job}  {it.state}  {it.description}{f': {it.error}' if it.error else ''}"
-                for it in report.jobs
-            ),
-        )
-    return "\n".join(told) + "\n"
-
-
-def _head(node: DesiredNode, seen: NodeObservation, line: Line) -> Iterator[tuple[str, str]]:
-    spec, ssh = node.spec, node.spec.ssh
-    yield (
-        "pool",
-        spec.pool + (" (cordoned)" if spec.cordon else "") + (" (being drained)" if spec.drain else ""),
-    )
-    if spec.transport == "ssh" and ssh is not None:
-        way = f"{ssh.user}@{ssh.host}:{ssh.port}" + (" with sudo" if ssh.become == "sudo" else "")
-        yield "reached by", f"ssh {way}{f' by {ssh.jump}' if ssh.jump else ''}"
-    else:
-        yield "reached by", f"local, {spec.local.work_dir if spec.local else ''}"
-    yield "address", node.address
-    yield "reach", line.reach
-    if seen.report is not None:
-        agent = seen.report.agent
-        yield "agent", f"{agent.version} as {agent.user or '?'}, pid {agent.pid}, since {at(agent.started)}"
-        yield "fleet", agent.fleet or "none yet"
-    facts = seen.facts
-    if facts is not None:
-        yield "system", ", ".join(part for part in (facts.os, facts.kernel, facts.arch, facts.libc) if part)
-        yield "processors", str(facts.cpus)
-        free = f", {size(facts.memory_available)} available" if facts.memory_available is not None else ""
-        yield "memory", f"{size(facts.memory_total)}{free}"
-        yield "driver", facts.driver or "none"
-    taken = (
-        f"; in use: {', '.join(map(str, facts.listening))}" if facts is not None and facts.listening else ""
-    )
-    yield "ports", f"{spec.ports.from_port} to {spec.ports.to_port}{taken}"
-
-
-def _pairs(pairs: Iterable[tuple[str, str]]) -> list[str]:
-    listed = list(pairs)
-    width = max(len(key) for key, _ in listed)
-    return [f"  {key:<{width}}  {value}" for key, value in listed]
-
-
-def _section(title: str, entries: Iterable[str]) -> list[str]:
-    listed = list(entries)
-    return ["", title, *(f"  {entry}" for entry in listed)] if listed else []
-
-
-def _gpus(facts: Facts, report: Report | None) -> Iterator[str]:
-    claimed = _claims(report)
-    for gpu in facts.gpus:
-        used = f", {size(gpu.memory_used)} used" if gpu.memory_used else ""
-        state = "; ".join(gpu.health) or "healthy"
-        yield f"{gpu.index}: {gpu.name} ({gpu.gpu_class}), {size(gpu.memory_total)}{used}, {state}, {gpu.uuid}"
-        yield from (f"   {text}" for text in _holders(gpu, claimed))
-
-
-def _claims(report: Report | None) -> Mapping[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for shard in _living(report) if report is not None else ():
-        for claim in shard.claims.gpus:
-            found.setdefault(claim.uuid, []).append(shard.shard)
-    return found
-
-
-def _holders(gpu: Gpu, claimed: Mapping[str, list[str]]) -> Iterator[str]:
-    for shard in claimed.get(gpu.uuid, ()):
-        yield f"claimed by {shard}"
-    for process in gpu.processes:
-        who = (
-            f"shard {process.shard}"
-            if process.shard
-            else f"user {process.user}, {process.command or 'unknown program'}"
-        )
-        holds = size(process.memory) if process.memory is not None else "memory not told"
-        yield f"held by pid {process.pid} ({who}): {holds}"
-
-
-def _network(facts: Facts, node: DesiredNode) -> Iterator[str]:
-    for one in facts.interfaces:
-        speed = f", {one.speed / 1000:g} Gb/s" if one.speed else ""
-        here = " <- engines listen here" if node.address in one.addresses else ""
-        yield f"{one.name}: {', '.join(one.addresses) or 'no address'}{speed}{'' if one.up else ', down'}{here}"
-
-
-def _shards(report: Report) -> Iterator[str]:
-    for shard in sorted(report.shards, key=lambda it: it.shard):
-        port = f", port {shard.port}" if shard.port is not None else ""
-        rank = f", rank {shard.rank} of {shard.ranks}" if shard.ranks > 1 else ""
-        reason = f" ({shard.reason})" if shard.reason else ""
-        yield f"{shard.shard}: {shard.state}{reason} since {at(shard.since)}{port}{rank}, model {shard.model}"
 
 
 def as_json(node: DesiredNode, seen: NodeObservation, line: Line) -> dict[str, Any]:

@@ -32,6 +32,7 @@ PASSED_ON: Final = frozenset(
         "LANG",
         "TMPDIR",
         "LD_LIBRARY_PATH",
+        "LLMGW_AGENT_POLICY",
         "SSL_CERT_FILE",
         "SSL_CERT_DIR",
         "REQUESTS_CA_BUNDLE",

@@ -52,6 +52,11 @@ def forced_command(spec: NodeSpec) -> str:
     return f'restrict,command="{command}"'
 
 
+def command_link(work: str) -> str:
+    """Where the agent's command is linked to for people at the node; empty for further agents of a machine."""
+    return "/usr/local/bin/llmgw-agent" if work == USUAL_WORK else ""
+
+
 def service_name(work: str) -> str:
     """One agent a machine is usual; further work directories get a name of their own."""
     if work == USUAL_WORK:

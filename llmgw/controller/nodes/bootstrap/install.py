@@ -57,6 +57,7 @@ class Setup:
     pretended: bytes
     boot: unit.BootEntry
     shared: tuple[str, ...]
+    command: str
 
     @property
     def settings_file(self) -> bytes:
@@ -138,6 +139,7 @@ class Bootstrap:
             work,
             user,
             "everything" if everything else "",
+            layout.command_link(work) if machine.root else "",
             doing="removing its agent",
         )
         self.told("removed")
@@ -207,6 +209,8 @@ class Bootstrap:
         switched = await call(
             place, "setup", "switch", work, digest, payload=setup.launcher, doing="switching to the new agent"
         )
+        if setup.command:
+            await call(place, "setup", "name", work, setup.command, doing=f"linking {setup.command}")
         await self._serve(place, setup)
         self.told("starting the agent")
         await call(
@@ -273,6 +277,7 @@ def _setup(
         pretended=pretended_bytes(node),
         boot=unit.boot_entry(inside, work, root=root),
         shared=(dirs.weights or f"{work}/weights", dirs.engines or f"{work}/engines"),
+        command=layout.command_link(work) if root else "",
     )
 
 
