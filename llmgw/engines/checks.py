@@ -13,12 +13,20 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEPT = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 
-def engine_problems(model: DesiredModel, *, version_needed: bool, example: str) -> Iterator[Problem]:
+def engine_problems(
+    model: DesiredModel, *, version_needed: bool, example: str, archives: bool = False
+) -> Iterator[Problem]:
+    """``archives``: releases of this engine come as archives too, which hold its program."""
     engine = model.profile.engine
     if model.profile.custom is not None and engine.name != "custom":
         yield Problem(
             what=f"spec.custom: only the engine custom is told by it, not {engine.name}",
             instead="leave it out, or write engine: {name: custom}",
+        )
+    if engine.url is not None and not archives:
+        yield Problem(
+            what=f"spec.engine.url: {engine.name} does not come as an archive",
+            instead="write version: alone, and pip installs it",
         )
     if engine.version is not None and engine.path is not None:
         yield Problem(
@@ -30,7 +38,7 @@ def engine_problems(model: DesiredModel, *, version_needed: bool, example: str) 
             what=f"spec.engine.version: {engine.name} needs a version or a path",
             instead=f'write version: "{example}", or path: with where the engine lies on the node',
         )
-    if engine.version is not None and not PINNED.fullmatch(engine.version):
+    if engine.url is None and engine.version is not None and not PINNED.fullmatch(engine.version):
         yield Problem(
             what=f"spec.engine.version: {engine.version!r} is not one version",
             instead=f'write it exactly, like "{example}", so that every node gets the same',

@@ -1,5 +1,5 @@
 """How an engine gets onto a node: requirements of the Python package index and programs of our own runtime, in an
-environment of its own that is named by a digest.
+environment of its own that is named by a digest; or an archive that is unpacked under one.
 
 The digest covers engine, version, requirements, programs, Python, where the packages come from (CPU and CUDA
 builds of one version differ by nothing but their index) and llmgw's own version, since the programs are copied out
@@ -25,6 +25,8 @@ def install(
     """None when the profile names a path: somebody else has installed the engine."""
     if engine.path is not None:
         return None
+    if engine.url is not None and program is not None:
+        return _archive(engine, version=version, program=program)
     source = pip if requirements else Pip()
     programs = (program,) if program is not None else ()
     digest = ids.digest(
@@ -49,6 +51,27 @@ def install(
         index_url=source.index_url,
         wheel_dir=source.wheel_dir,
         python=node.python,
+    )
+
+
+def _archive(engine: Engine, *, version: str, program: Program) -> InstallSpec:
+    """Nothing but what is in the archive: neither Python nor packages nor our programs have a part in it."""
+    digest = ids.digest(
+        {
+            "engine": engine.name,
+            "version": version,
+            "sha256": engine.sha256,
+            "finds": [program.install_as],
+        }
+    )
+    return InstallSpec(
+        job=ids.JobId(f"install-{digest[:8]}"),
+        engine=engine.name,
+        version=version,
+        digest=digest,
+        url=engine.url,
+        sha256=engine.sha256,
+        finds=(program.install_as,),
     )
 
 

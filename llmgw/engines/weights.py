@@ -4,6 +4,9 @@ from llmgw.model import ids
 from llmgw.model.launch import FetchSpec
 from llmgw.model.manifest import Pip, Source
 
+HUB_CLIENT = "huggingface_hub==2.4.0"
+"""What nodes fetch from a Hugging Face hub with. Not part of a digest: the weights are the same whatever brought them."""
+
 
 def weights_digest(source: Source) -> ids.Digest:
     """Names weights by where they come from and what they hash to, so that models with one source share them."""
@@ -34,6 +37,18 @@ def fetch(source: Source, pip: Pip) -> FetchSpec | None:
     if source.url is not None:
         return FetchSpec(
             job=job, digest=digest, description=describe(source), url=source.url, sha256=source.sha256
+        )
+    if source.hugging_face is not None:
+        return FetchSpec(
+            job=job,
+            digest=digest,
+            description=describe(source),
+            hugging_face=source.hugging_face,
+            revision=source.revision,
+            token=source.token,
+            tool=HUB_CLIENT,
+            index_url=pip.index_url,
+            wheel_dir=pip.wheel_dir,
         )
     return None
 

@@ -191,7 +191,9 @@ class Wanted:
     def download(self, file: Remote, half: str) -> None:
         from huggingface_hub import hf_hub_url  # noqa: PLC0415 - see fetch
         from huggingface_hub.file_download import http_get  # noqa: PLC0415 - see fetch
-        from huggingface_hub.utils import build_hf_headers  # noqa: PLC0415 - see fetch
+        from huggingface_hub.utils import (  # type: ignore[attr-defined] # noqa: PLC0415 - it is documented there
+            build_hf_headers,
+        )
 
         with open(half, "ab") as sink:
             have = sink.tell()

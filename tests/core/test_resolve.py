@@ -460,7 +460,6 @@ def test_a_node_over_ssh_is_reached_and_serves_at_its_host_unless_it_names_anoth
 
 
 ASKS: dict[tuple[str, str], Manifest] = {
-    ("Model", "spec.source.huggingFace"): model("m", source=Source(hugging_face="a/b")),
     ("Model", "spec.adapters"): model("m", adapters=(Adapter(name="a", source=Source(path="/x")),)),
     ("Model", "spec.maxLoadedAdapters"): model("m", max_loaded_adapters=1),
     ("Node", "spec.drain"): local("n", drain=True),

@@ -10,8 +10,8 @@ import jsonschema_rs
 import pytest
 
 from llmgw.controller.repo.layout import ENDPOINTS, HEAD, Kept, changes
-from llmgw.manifests import decode, schema, units, yamltext
-from llmgw.model import ids
+from llmgw.manifests import decode, schema, yamltext
+from llmgw.model import ids, units
 from llmgw.model.facts import Facts
 from llmgw.model.ids import Commit, FleetId
 from llmgw.model.manifest import KINDS, Duration, Metadata, Size
@@ -132,8 +132,8 @@ def test_all_problems_of_a_document_are_told_at_once() -> None:
 def test_a_secret_written_in_clear_is_refused_without_repeating_it() -> None:
     canary = "hf_c4n4ryC4naryC4nary"
     texts = [
-        *spec("Model", f"source: {{huggingFace: a/b, token: {canary}}}"),
-        *spec("Model", f"source: {{huggingFace: a/b, token: {{fromEnv: {canary}-x}}}}"),
+        *spec("Model", f"source: {{huggingFace: a/b, revision: 6f6073b, token: {canary}}}"),
+        *spec("Model", f"source: {{huggingFace: a/b, revision: 6f6073b, token: {{fromEnv: {canary}-x}}}}"),
         *spec("Model", f"source: {{url: 'https://user:{canary}@x/y', sha256: {'a' * 64}}}"),
         *spec("Fleet", f"pip: {{indexUrl: 'https://user:{canary}@x/simple'}}"),
     ]
