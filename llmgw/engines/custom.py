@@ -56,7 +56,9 @@ class Custom:
         )
 
     def warnings(self, model: DesiredModel) -> tuple[Problem, ...]:
-        custom = _settings(model)
+        custom = model.profile.custom
+        if custom is None:
+            return ()
         words = placeholders.used((*custom.command, *custom.worker))
         found = []
         if "key" in words:
@@ -100,7 +102,7 @@ class Custom:
         return tuple(self._rank(placed, rank) for rank in placed.ranks)
 
     def _rank(self, placed: Placed, rank: RankPlacement) -> LaunchSpec:
-        model = placed.model
+        model, custom = placed.model, _settings(placed.model)
         return launch_spec(
             placed,
             rank,
@@ -108,7 +110,7 @@ class Custom:
             probes=_probes(model, rank),
             install=self.install(model, placed.nodes[rank.node], placed.pip),
             fetch=self.fetch(model, placed.pip),
-            weights_path=model.spec.source.path if _uses_weights(_settings(model)) else None,
+            weights_path=model.spec.source.path if _reads_weights(custom, _command(custom, rank)) else None,
         )
 
 
@@ -119,16 +121,23 @@ def _settings(model: DesiredModel) -> Settings:
     return model.profile.custom
 
 
+def _command(custom: Settings, rank: RankPlacement) -> tuple[str, ...]:
+    return custom.worker if rank.rank else custom.command
+
+
 def _uses_weights(custom: Settings) -> bool:
-    return "weights" in placeholders.used((*custom.command, *custom.worker, *custom.env.values()))
+    return any(_reads_weights(custom, command) for command in (custom.command, custom.worker))
+
+
+def _reads_weights(custom: Settings, command: tuple[str, ...]) -> bool:
+    return "weights" in placeholders.used((*command, *custom.env.values()))
 
 
 def _process(placed: Placed, rank: RankPlacement) -> Process:
     model, custom = placed.model, _settings(placed.model)
     known = placeholders.values(placed, rank)
-    command = custom.worker if rank.rank else custom.command
     own = {name: placeholders.fill(value, known) for name, value in custom.env.items()}
-    argv = [placeholders.fill(word, known) for word in command]
+    argv = [placeholders.fill(word, known) for word in _command(custom, rank)]
     if not rank.rank:
         argv += [escape(arg) for arg in model.profile.args + model.spec.args]
     engine = "" if model.profile.engine.path is None and not custom.packages else "${engine}/bin"

@@ -12,11 +12,12 @@ def text_of(placed: Placed) -> str:
     adapter = ADAPTERS[placed.model.profile.engine.name]
     node = placed.nodes[placed.ranks[0].node]
     lines = [f"need: {adapter.need(placed.model).sum}"]
+    lines += [f"warning: {warning}" for warning in adapter.warnings(placed.model)]
     if install := adapter.install(placed.model, node, placed.pip):
         wanted = ", ".join(install.requirements) or "no packages"
-        programs = ", ".join(f"{p.runtime} as bin/{p.install_as}" for p in install.programs)
+        programs = "".join(f"; {p.runtime} as bin/{p.install_as}" for p in install.programs)
         source = f" from {install.index_url or install.wheel_dir}" if placed.pip.index_url else ""
-        lines.append(f"install: {install.engine} {install.version}: {wanted}{source}; {programs}")
+        lines.append(f"install: {install.engine} {install.version}: {wanted}{source}{programs}")
     if fetch := adapter.fetch(placed.model, placed.pip):
         lines.append(f"fetch: {fetch.description}, sha256 {(fetch.sha256 or '')[:8]}…")
     for spec in adapter.launch(placed):
@@ -31,6 +32,7 @@ def _shard(spec: LaunchSpec) -> list[str]:
         if process.wait_for:
             at = process.wait_for
             lines.append(f"  waits for {at.host} port {at.port}, {at.timeout:g} s")
+        lines += [f"  file {file.path}: {file.content!r}" for file in process.files]
         lines += ["environment", *(f"  {name}={value}" for name, value in process.env.items())]
     lines += ["probes", *_probes(spec)]
     claims = [f"{gpu.uuid} {gpu.memory or 'whole'}" for gpu in spec.claims.gpus]
@@ -40,6 +42,7 @@ def _shard(spec: LaunchSpec) -> list[str]:
     lines.append(f"engine: {spec.engine_path or 'installed'}; weights: {spec.weights_path or _fetched(spec)}")
     lines.append(f"secrets: {', '.join(spec.secrets) or 'none'}")
     lines.append(f"expects: address {spec.expect.interface_address}, {len(spec.expect.gpus)} GPUs")
+    lines += [f"  GID {place} {gid}" for place, gid in spec.expect.gids.items()]
     times, restart = spec.timeouts, spec.restart
     lines.append(f"times: startup {times.startup:g} s, stop {times.stop:g} s, drain {times.drain:g} s")
     lines.append(f"restarts: {'by the agent' if restart.local else 'by the controller'}")
