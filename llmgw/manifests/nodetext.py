@@ -105,7 +105,13 @@ def _later(spec: NodeSpec, fabric: Sequence[str]) -> Iterator[str]:
     yield "# Where large things lie: dirs: {weights: /data/weights, engines: /data/engines}"
     if fabric:
         yield f"# Adapters seen: {', '.join(fabric)}"
+        # The order that they were found in says nothing of what they are cabled to.
+        yield f"# Label those of one network, for models over several nodes: fabrics: [{{name: ib-a, hcas: [{_device(fabric[0])}]}}]"
     yield "# No new replicas here: cordon: true"
+
+
+def _device(told: str) -> str:
+    return told.partition(" ")[0]
 
 
 def without_document(text: str, line: int) -> str:

@@ -39,6 +39,7 @@ def test_what_is_written_is_read_back_as_the_same_node(spec: NodeSpec) -> None:
     assert text.startswith("# yaml-language-server: $schema=../.schemas/node.schema.json\n")
     assert "# 8 x H100 80GB." in text
     assert "eth0 holds it" in text
+    assert "fabrics: [{name: ib-a, hcas: [mlx5_0]}]" in text
 
 
 @given(

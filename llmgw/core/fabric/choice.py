@@ -40,6 +40,21 @@ def used(fabric: NodeFabric, wish: Wish) -> tuple[HcaPort, ...]:
     return agreed.ports if agreed is not None else ()
 
 
+def together(found: Labels, nodes: Iterable[str], name: str, wish: Wish) -> Mapping[str, tuple[HcaPort, ...]]:
+    """What each node's rank uses of a fabric. Nodes with the same labels are machines of one kind, whose ports are partners,
+    each pair perhaps in a network of its own: one that is left out on one node is left out on all."""
+    on = {node: found[node][name] for node in nodes}
+    ports = {node: used(fabric, wish) for node, fabric in on.items()}
+    if wish.stated or len({fabric.written for fabric in on.values()}) > 1:
+        return ports
+    if any(fabric.stated or fabric.assumed for fabric in on.values()):
+        return ports
+    common = set.intersection(*({gids.label(port) for port in each} for each in ports.values()))
+    if not common:
+        return ports
+    return {node: tuple(port for port in each if gids.label(port) in common) for node, each in ports.items()}
+
+
 def obstacle(fabric: NodeFabric, wish: Wish) -> str:
     """Why a fabric can't be used on a node; empty when it can."""
     if fabric.unseen:
@@ -95,9 +110,10 @@ def apart(found: Labels, nodes: Iterable[str], wish: Wish) -> str:
 
 def reason(found: Labels, nodes: Iterable[str], name: str, wish: Wish) -> str:
     """``they share the fabric ib-a, InfiniBand: 8 ports of 400 Gb/s on gpu01, 8 ports of 400 Gb/s on gpu02``."""
-    on = [found[node][name] for node in nodes]
+    ports = together(found, nodes, name, wish)
+    on = [found[node][name] for node in ports]
     layer = next((fabric.layer for fabric in on if fabric.layer), "")
-    having = ", ".join(f"{fabric.what(used(fabric, wish))} on {fabric.node}" for fabric in on)
+    having = ", ".join(f"{fabric.what(ports[fabric.node])} on {fabric.node}" for fabric in on)
     return f"they share the fabric {name}{f', {kind_text(layer)}' if layer else ''}: {having}"
 
 

@@ -19,12 +19,13 @@ ACTIVE = "ACTIVE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFabric:
-    """One labelled fabric on one node. ``ports`` can be used, all of one ``layer`` and, on Ethernet, with a RoCE v2 entry.
+    """One labelled fabric on one node, as ``written`` in its manifest. ``ports`` can be used, all of one ``layer`` and, on Ethernet, with a RoCE v2 entry.
     ``assumed`` are the adapters as written, where nobody has looked yet; ``unseen`` says that they can't be used before.
     ``stated``: the node's own env names adapters or their index, so that nobody else needs to."""
 
     name: str
     node: str
+    written: tuple[str, ...] = ()
     layer: str = ""
     ports: tuple[HcaPort, ...] = ()
     assumed: tuple[str, ...] = ()
@@ -75,7 +76,10 @@ def _of_node(view: NodeView) -> dict[str, NodeFabric]:
         return {}
     spec = view.desired.spec
     stated = not STATED.isdisjoint(spec.env)
-    return {label.name: replace(_checked(view, label), stated=stated) for label in spec.fabrics}
+    return {
+        label.name: replace(_checked(view, label), written=label.hcas, stated=stated)
+        for label in spec.fabrics
+    }
 
 
 def _checked(view: NodeView, label: Fabric) -> NodeFabric:

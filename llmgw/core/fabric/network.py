@@ -43,6 +43,7 @@ def network(
     wish = choice.wish_of(model)
     at = list(dict.fromkeys(rank.node for rank in ranks))
     fabric = choice.shared(found, at, wish)
+    ports = choice.together(found, at, fabric, wish) if fabric is not None else {}
     notes = list(_without_fabric(found, at, wish)) if fabric is None else []
     made: dict[int, RankNetwork] = {}
     for rank in ranks:
@@ -50,7 +51,8 @@ def network(
         own = interfaces.own(rank.address, nodes[rank.node].facts)
         _sockets(told, rank, own)
         if rank.gpus:
-            _adapters(told, found[rank.node][fabric] if fabric is not None else None, wish)
+            on_it = found[rank.node][fabric] if fabric is not None else None
+            _adapters(told, on_it, ports.get(rank.node, ()), wish)
         made[rank.rank] = RankNetwork(
             environment=told.environment,
             gids=told.gids,
@@ -80,12 +82,11 @@ def _sockets(told: _Rank, rank: RankPlacement, own: interfaces.Own) -> None:
         told.environment[name] = Variable(value=own.name, reason=reason)
 
 
-def _adapters(told: _Rank, fabric: NodeFabric | None, wish: Wish) -> None:
+def _adapters(told: _Rank, fabric: NodeFabric | None, ports: tuple[HcaPort, ...], wish: Wish) -> None:
     if fabric is None:
         why = "the profile asks for no fabric" if wish.fabric == "none" else "no fabric joins its nodes"
         told.environment["NCCL_IB_DISABLE"] = Variable(value="1", reason=why)
         return
-    ports = choice.used(fabric, wish)
     listed = ",".join(map(gids.label, ports)) if ports else ",".join(fabric.assumed)
     kind = f"{choice.kind_text(fabric.layer)}: " if fabric.layer else ""
     reason = f"exactly the adapters of fabric {fabric.name}, {kind}{fabric.what(ports)}"
@@ -99,6 +100,7 @@ def _adapters(told: _Rank, fabric: NodeFabric | None, wish: Wish) -> None:
         )
     if not (fabric.stated or wish.stated):
         _entries(told, fabric, ports)
+        told.notes.extend(_left_out(fabric, ports, wish))
 
 
 def _entries(told: _Rank, fabric: NodeFabric, ports: tuple[HcaPort, ...]) -> None:
@@ -107,14 +109,28 @@ def _entries(told: _Rank, fabric: NodeFabric, ports: tuple[HcaPort, ...]) -> Non
     if fabric.layer == ETHERNET and (agreed := gids.agreement(ports)) is not None:
         index = agreed.index
         told.environment["NCCL_IB_GID_INDEX"] = Variable(value=str(index), reason=_entry_text(ports, index))
-        if out := [port for port in fabric.ports if port not in ports]:
-            told.notes.append(
-                f"{fabric.node}: {names(map(gids.label, out))} of fabric {fabric.name} {'is' if len(out) == 1 else 'are'} "
-                f"not used: the ports disagree on the GID index ({gids.told(fabric.ports)}), and one index holds for all"
-            )
     for port in ports:
         if (entry := gids.entry(port, index)) is not None:
             told.gids[f"{gids.label(port)}:{index}"] = entry.gid
+
+
+def _left_out(fabric: NodeFabric, ports: tuple[HcaPort, ...], wish: Wish) -> Iterator[str]:
+    """Ports that would work, and why they are not used."""
+    agreeing = choice.used(fabric, wish)
+    apart = [port for port in fabric.ports if port not in agreeing]
+    alone = [port for port in agreeing if port not in ports]
+    if apart:
+        yield (
+            f"{fabric.node}: {_not_used(apart, fabric)}: the ports disagree on the GID index ({gids.told(fabric.ports)}), "
+            "and one index holds for all"
+        )
+    if alone:
+        yield f"{fabric.node}: {_not_used(alone, fabric)}: its partner on another node can't be"
+
+
+def _not_used(ports: list[HcaPort], fabric: NodeFabric) -> str:
+    verb = "is" if len(ports) == 1 else "are"
+    return f"{names(map(gids.label, ports))} of fabric {fabric.name} {verb} not used"
 
 
 def _entry_text(ports: tuple[HcaPort, ...], index: int) -> str:

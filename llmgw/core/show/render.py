@@ -249,5 +249,8 @@ def _origin(origin: Origin) -> str:
 
 
 def quoted(word: str) -> str:
-    """As a shell would need it, but late values stay readable: they are filled in before any shell could see them."""
-    return word if _SAFE.match(word) else "'" + word.replace("'", "'\"'\"'") + "'"
+    """As a shell would need it, but late values stay readable: they are filled in before any shell could see them. A dollar
+    sign that stays one is shown as the one that the process gets."""
+    if "$$" not in word and _SAFE.match(word):
+        return word
+    return "'" + word.replace("$$", "$").replace("'", "'\"'\"'") + "'"

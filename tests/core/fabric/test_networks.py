@@ -148,9 +148,24 @@ def test_adapters_that_disagree_on_the_index_are_not_mixed_and_the_largest_set_i
     leader, worker = launches(made)
     assert network_of(leader)["NCCL_IB_HCA"] == "=mlx5_1:1,mlx5_2:1"
     assert network_of(leader)["NCCL_IB_GID_INDEX"] == "5"
-    assert network_of(worker)["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1:1,mlx5_2:1"
+    assert network_of(worker)["NCCL_IB_HCA"] == "=mlx5_1:1,mlx5_2:1", "the partner of what is left out, too"
+    assert network_of(worker)["NCCL_IB_GID_INDEX"] == "3"
+    assert "gpu12: mlx5_0:1 of fabric roce-a is not used: its partner on another node can't be" in warnings(
+        made
+    )
     assert "gpu11: mlx5_0:1 of fabric roce-a is not used" in warnings(made)
     assert "mlx5_0:1 has 3; mlx5_1:1 has 5; mlx5_2:1 has 5" in warnings(made)
+
+
+def test_adapters_of_machines_of_different_kinds_are_no_partners() -> None:
+    nodes = [labelled("gpu11", ib_a=IB), labelled("gpu12", ib_a=["mlx5_1", "mlx5_2"])]
+    states = [
+        machine("gpu11", *map(infiniband, IB)),
+        machine("gpu12", infiniband("mlx5_1"), infiniband("mlx5_2")),
+    ]
+    leader, worker = launches(planned(nodes, states))
+    assert network_of(leader)["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1:1"
+    assert network_of(worker)["NCCL_IB_HCA"] == "=mlx5_1:1,mlx5_2:1"
 
 
 def test_adapters_that_disagree_refuse_a_required_fabric_with_what_each_has() -> None:
