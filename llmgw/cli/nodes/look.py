@@ -8,6 +8,7 @@ from llmgw.cli import output
 from llmgw.cli.main import Asked, fleet_options
 from llmgw.cli.nodes import text
 from llmgw.cli.nodes.found import named, to_look_at
+from llmgw.cli.nodes.page import page
 from llmgw.cli.session import fleet_of, run
 from llmgw.controller.passes.observe import NODE_TIMEOUT, observe, observe_node
 from llmgw.model.report import Observed, Reach
@@ -77,5 +78,5 @@ async def _show(asked: Asked, name: str, *, json_wanted: bool) -> int:
     if json_wanted:
         output.say(json.dumps(text.as_json(node, seen, line), indent=2, ensure_ascii=False))
     else:
-        output.say(text.page(node, seen, line))
+        output.say(page(node, seen, line))
     return output.ERROR if seen.reach is Reach.UNREACHABLE else output.DONE

@@ -1,18 +1,15 @@
-"""Nodes as rows, as pages and as JSON. Decides nothing."""
+"""Nodes as rows and as JSON. Decides nothing."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from llmgw.controller.nodes.adding import adapters
-from llmgw.controller.nodes.layout import agent_program
+from llmgw.cli.nodes.hardware import living
 from llmgw.controller.passes.prepare import Applied
-from llmgw.core.amounts import at, size
 from llmgw.core.show.status import NodeRow, status
 from llmgw.model.desired import DesiredNode
-from llmgw.model.facts import Facts, Gpu
-from llmgw.model.report import NodeObservation, Observed, Report, ShardReport
+from llmgw.model.report import NodeObservation, Observed
 from llmgw.wire.codec import to_json
 
 FORMAT_VERSION = 1
@@ -100,6 +97,7 @@ def as_json(node: DesiredNode, seen: NodeObservation, line: Line) -> dict[str, A
         "node": to_json(line),
         "where": str(node.where),
         "error": seen.error or None,
+        "skew": round(seen.skew, 3) if seen.skew is not None else None,
         "facts": to_json(seen.facts) if seen.facts is not None else None,
         "agent": to_json(report.agent) if report is not None else None,
         "shards": to_json(report.shards) if report is not None else None,
