@@ -152,6 +152,16 @@ def test_unhealthy_kept_and_split_gpus_are_not_used() -> None:
     assert "MIG" in refused.have
 
 
+def test_mig_instances_are_never_put_together() -> None:
+    """An engine that is given two sees one, and would compute on that alone."""
+    whole = gpu("gpu01", 0)
+    parts = tuple(replace(whole, uuid=f"MIG-{number}", parent=whole.uuid) for number in range(2))
+    finder = placer(with_gpus("gpu01", whole, *parts, gpu("gpu01", 1)))
+    refused = only(place(finder, request(Gpus(per_node=2))))
+    assert refused.have == "1 of 2 GPUs free; GPU 0 is split into MIG instances"
+    assert [claim.uuid for claim in place(finder, request()).ranks[0].gpus] == ["MIG-0"]
+
+
 def test_class_and_size_are_asked_for_and_told() -> None:
     finder = placer(with_gpus("gpu01", gpu("gpu01", 0, memory=45 * GIB)))
     big = only(place(finder, request(Gpus(min_memory=Size(70 * GIB)))))

@@ -60,6 +60,8 @@ def suits(ledger: NodeLedger, entry: GpuLedger, gpus: Gpus, need: Need) -> bool:
     """Whether the GPU is of the right kind, whoever holds it. Presumed GPUs of unknown size count as large enough."""
     if gpus.gpu_class is not None and entry.gpu.gpu_class != gpus.gpu_class:
         return False
+    if entry.gpu.parent is not None and _wanted(gpus) > 1:
+        return False  # CUDA shows a process one MIG instance, however many it is given
     least = max(gpus.min_memory, need.gpu_memory)
     return entry.gpu.memory_total >= least or (ledger.view.presumed and not entry.gpu.memory_total)
 
