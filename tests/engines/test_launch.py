@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from llmgw.core.adapter import Placed, RankNetwork, Variable
 from llmgw.engines.registry import ADAPTERS
-from llmgw.model.launch import LATE_PATTERN, LATE_VALUES, LaunchSpec
+from llmgw.model.launch import ADAPTER, LATE_PATTERN, LATE_VALUES, LaunchSpec
 from llmgw.model.manifest import Engine, FromEnv, FromFile, Gpus, NodeSpec, Pip
 from llmgw.wire import codec
 from tests.engines.cases import CPU, LLAMA, ON_NODE, SIM, SMOLLM, cases, model, placed, profile
+from tests.engines.matrix import matrix
 
 
 def launched(of: Placed) -> tuple[LaunchSpec, ...]:
@@ -27,31 +28,44 @@ def filled(text: str, values: Mapping[str, str]) -> str:
     return LATE_PATTERN.sub(lambda found: "$" if found[0] == "$$" else values[found[1]], text)
 
 
-every_case = pytest.mark.parametrize("name", sorted(cases()))
+CASES = {**cases(), **matrix()}
+every_case = pytest.mark.parametrize("name", sorted(CASES))
 
 
 @every_case
 def test_late_values_are_known_ones_and_secrets_are_announced(name: str) -> None:
-    for spec in launched(cases()[name]):
+    of = CASES[name]
+    adapters = {f"{ADAPTER}{adapter.name}" for adapter in of.model.spec.adapters}
+    for spec in launched(of):
         for process in spec.processes:
             found: set[str] = set()
-            for text in (*process.argv, *process.env.values()):
+            for text in (*process.argv, *process.env.values(), *(file.content for file in process.files)):
                 found |= {match[1] for match in LATE_PATTERN.finditer(text) if match[0] != "$$"}
             secrets = {value.removeprefix("secret:") for value in found if value.startswith("secret:")}
             assert secrets == set(spec.secrets)
-            assert found <= {*LATE_VALUES, *(f"secret:{secret}" for secret in secrets)}
-            assert not any("${key}" in word or "secret" in word for word in process.argv)
+            assert found <= {*LATE_VALUES, *adapters, *(f"secret:{secret}" for secret in secrets)}
+            assert not any("secret" in word for word in process.argv)
+
+
+@every_case
+def test_a_key_on_a_command_line_is_warned_of_in_the_plan(name: str) -> None:
+    of = CASES[name]
+    shown = any(
+        "${key}" in word for spec in launched(of) for process in spec.processes for word in process.argv
+    )
+    warnings = ADAPTERS[of.model.profile.engine.name].warnings(of.model)
+    assert shown == any("every user of the node can read" in warning.what for warning in warnings)
 
 
 @every_case
 def test_a_launch_survives_the_wire(name: str) -> None:
-    for spec in launched(cases()[name]):
+    for spec in launched(CASES[name]):
         assert codec.loads(LaunchSpec, codec.dumps(spec), strict=True) == spec
 
 
 @every_case
 def test_a_shard_expects_exactly_what_its_jobs_make(name: str) -> None:
-    of = cases()[name]
+    of = CASES[name]
     adapter = ADAPTERS[of.model.profile.engine.name]
     for rank, spec in enumerate(adapter.launch(of)):
         install = adapter.install(of.model, of.nodes[of.ranks[rank].node], of.pip)
@@ -59,8 +73,10 @@ def test_a_shard_expects_exactly_what_its_jobs_make(name: str) -> None:
         assert spec.needs == tuple(job.job for job in (install, fetch) if job)
         assert spec.engine == spec.expect.engine == (install.digest if install else None)
         assert spec.weights == spec.expect.weights == (fetch.digest if fetch else None)
-        assert spec.engine or spec.engine_path
-        used = any("${weights}" in word for process in spec.processes for word in process.argv)
+        words = [word for process in spec.processes for word in process.argv]
+        assert spec.engine or spec.engine_path or not any("${engine}" in word for word in words)
+        # What a rank that only joins is asked to compute on is named by the leader.
+        used = any("${weights}" in word for word in words) or "start" in words
         assert used == (spec.weights is not None or spec.weights_path is not None)
 
 

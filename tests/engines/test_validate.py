@@ -8,15 +8,16 @@ from llmgw.engines.registry import ADAPTERS
 from llmgw.model.desired import DesiredModel
 from llmgw.model.manifest import GIB, Engine, Gpus, Parallel, Size, Source
 from tests.engines.cases import BY_URL, CPU, LLAMA, ON_NODE, SHA, SIM, SMOLLM, cases, model, profile
+from tests.engines.matrix import matrix
 
 
 def problems(of: DesiredModel) -> list[str]:
     return [problem.what for problem in ADAPTERS[of.profile.engine.name].validate(of)]
 
 
-@pytest.mark.parametrize("name", sorted(cases()))
+@pytest.mark.parametrize("name", sorted({**cases(), **matrix()}))
 def test_nothing_is_wrong_with_what_the_golden_files_launch(name: str) -> None:
-    assert problems(cases()[name].model) == []
+    assert problems({**cases(), **matrix()}[name].model) == []
 
 
 BOTH = Engine(name="llamacpp", version="2026.10.11549", path="/opt/llama.cpp")
