@@ -28,6 +28,15 @@ class NodeContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenPath:
+    """A path that an engine answers without a key. ``gives`` says what whoever reaches it gets; ``harmful``: more than a look."""
+
+    path: str
+    gives: str
+    harmful: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuKind:
     """GPUs that are alike: what a sum has to know of them."""
 
@@ -72,9 +81,9 @@ class Need:
     """What one rank of a model takes of its node.
 
     ``gpu_memory`` is bytes on each of its GPUs, ``memory`` host memory; ``on`` is the same by kind of GPU, where the sum is
-    known. ``sum`` says how they came about, for people. ``unknown``: the size is not known and why, which is a reason to refuse,
-    never zero. ``refused``: it can't run in this shape anywhere, and why. ``leader_ports`` are taken besides by rank 0 alone:
-    where the ranks of a gang meet.
+    known. ``sum`` says how they came about, for people; ``reckoned``: from the weights, not stated. ``unknown``: the size is not
+    known and why, which is a reason to refuse, never zero. ``refused``: it can't run in this shape anywhere, and why.
+    ``leader_ports`` are taken besides by rank 0 alone: where the ranks of a gang meet.
     """
 
     ports: int = 1
@@ -83,6 +92,7 @@ class Need:
     memory: int = 0
     on: tuple[GpuNeed, ...] = ()
     sum: str = ""
+    reckoned: bool = False
     unknown: str = ""
     refused: str = ""
 

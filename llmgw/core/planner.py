@@ -25,6 +25,7 @@ from llmgw.core.moves.networks import shortcomings, untrue_labels
 from llmgw.core.moves.removal import leftovers, remove_models
 from llmgw.core.moves.rollout import settle_model
 from llmgw.core.moves.round import Round
+from llmgw.core.moves.sizes import kinds_of
 from llmgw.core.moves.standing import Want, standing
 from llmgw.core.moves.steps import StepBook
 from llmgw.core.moves.succession import fulfil
@@ -58,6 +59,7 @@ class PlanOptions:
     record_commit: Commit | None = None
     record_at: datetime | None = None
     agent_version: str = __version__
+    allow_unknown_size: bool = False
 
 
 def plan(
@@ -100,6 +102,9 @@ def plan(
         key_id=options.key_id,
         now=now,
         renamed=new_names,
+        weights={**record.weights, **(observed.weights or {})},
+        kinds=kinds_of(seen.nodes.values()),
+        allow_unknown_size=options.allow_unknown_size,
     )
     round_.told.warnings += [told_of(problem) for problem in desired.warnings]
     if options.diverged:

@@ -5,11 +5,14 @@ One process a replica; several GPUs hold a model in layers. ``-c`` is shared out
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from llmgw.core.adapter import NOTHING_KNOWN, Known, Need, NodeContext, Placed
 from llmgw.engines import checks, parallel, weights
 from llmgw.engines.environment import environment, escape
 from llmgw.engines.install import install, program_path
+from llmgw.engines.memory import gguf, needs
+from llmgw.engines.memory.measured import measure
 from llmgw.engines.probes import openai_probes
 from llmgw.engines.shard import launch_spec
 from llmgw.model.desired import DesiredModel
@@ -64,7 +67,7 @@ class LlamaCpp:
 
     def validate(self, model: DesiredModel) -> tuple[Problem, ...]:
         return (
-            *checks.engine_problems(model, version_needed=True, example=EXAMPLE_VERSION),
+            *checks.engine_problems(model, version_needed=True, example=EXAMPLE_VERSION, archives=True),
             *checks.gpu_problems(model),
             *checks.name_problems(model),
             *parallel.ray_problems(model, "llama.cpp"),
@@ -83,8 +86,7 @@ class LlamaCpp:
         return weights.weights_digest(model.spec.source)
 
     def need(self, model: DesiredModel, known: Known = NOTHING_KNOWN) -> Need:
-        del known
-        return checks.stated_need(model, ports=1)
+        return needs.need(model, known, gguf.Gguf(), ports=1)
 
     def install(self, model: DesiredModel, node: NodeContext, pip: Pip) -> InstallSpec | None:
         version = model.profile.engine.version or ""
@@ -121,17 +123,17 @@ class LlamaCpp:
             task=model.spec.task,
             in_flight=IN_FLIGHT,
         )
-        return (
-            launch_spec(
-                placed,
-                rank,
-                processes=(process,),
-                probes=probes,
-                install=self.install(model, node, placed.pip),
-                fetch=self.fetch(model, placed.pip),
-                weights_path=model.spec.source.path,
-            ),
+        spec = launch_spec(
+            placed,
+            rank,
+            processes=(process,),
+            probes=probes,
+            install=self.install(model, node, placed.pip),
+            fetch=self.fetch(model, placed.pip),
+            weights_path=model.spec.source.path,
         )
+        reads = weights.weights_digest(model.spec.source)
+        return (replace(spec, measure=measure(placed, rank, reads, gguf.MEASURE, given={})),)
 
 
 def _arguments(model: DesiredModel, rank: RankPlacement) -> tuple[str, ...]:

@@ -4,11 +4,15 @@ The flags are those of the versions that :mod:`llmgw.engines.versions` names. Fa
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from llmgw.core.adapter import NOTHING_KNOWN, Known, Need, NodeContext, Placed
 from llmgw.engines import checkpoint, checks, lora, parallel, weights
 from llmgw.engines.environment import environment, escape
 from llmgw.engines.install import environment_program, install
+from llmgw.engines.memory import needs
+from llmgw.engines.memory.measured import measure
+from llmgw.engines.memory.sglang import MEASURE, StaticPart
 from llmgw.engines.probes import openai_probes
 from llmgw.engines.shard import host_port, launch_spec
 from llmgw.engines.versions import SGLANG
@@ -108,8 +112,7 @@ class Sglang:
         return weights.weights_digest(model.spec.source)
 
     def need(self, model: DesiredModel, known: Known = NOTHING_KNOWN) -> Need:
-        del known
-        return checks.stated_need(model, ports=1, leader_ports=_leader_ports(model))
+        return needs.need(model, known, StaticPart(), ports=1, leader_ports=_leader_ports(model))
 
     def install(self, model: DesiredModel, node: NodeContext, pip: Pip) -> InstallSpec | None:
         engine = model.profile.engine
@@ -124,7 +127,7 @@ class Sglang:
 
     def _rank(self, placed: Placed, rank: RankPlacement) -> LaunchSpec:
         model = placed.model
-        return launch_spec(
+        spec = launch_spec(
             placed,
             rank,
             processes=(_process(placed, rank),),
@@ -134,6 +137,8 @@ class Sglang:
             weights_path=model.spec.source.path,
             stop=min(model.profile.timeouts.stop, WORKER_STOP) if rank.rank else None,
         )
+        digest = weights.weights_digest(model.spec.source)
+        return replace(spec, measure=measure(placed, rank, digest, MEASURE, given={}))
 
 
 def _leader_ports(model: DesiredModel) -> int:

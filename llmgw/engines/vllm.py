@@ -5,11 +5,13 @@ The flags are those of the versions that :mod:`llmgw.engines.versions` names. Fa
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from llmgw.core.adapter import NOTHING_KNOWN, Known, Need, NodeContext, Placed
 from llmgw.engines import checkpoint, checks, lora, parallel, ray, weights
 from llmgw.engines.environment import environment, escape
 from llmgw.engines.install import environment_program, install
+from llmgw.engines.memory import needs, served
 from llmgw.engines.probes import openai_probes
 from llmgw.engines.shard import host_port, launch_spec
 from llmgw.engines.versions import RAY, VLLM
@@ -127,8 +129,7 @@ class Vllm:
         return weights.weights_digest(model.spec.source)
 
     def need(self, model: DesiredModel, known: Known = NOTHING_KNOWN) -> Need:
-        del known
-        return checks.stated_need(model, ports=1, leader_ports=leader_ports(model.profile))
+        return needs.need(model, known, served.Served(), ports=1, leader_ports=leader_ports(model.profile))
 
     def install(self, model: DesiredModel, node: NodeContext, pip: Pip) -> InstallSpec | None:
         profile = model.profile
@@ -146,7 +147,7 @@ class Vllm:
     def _rank(self, placed: Placed, rank: RankPlacement) -> LaunchSpec:
         model = placed.model
         by_ray = model.profile.launch == "ray"
-        return launch_spec(
+        spec = launch_spec(
             placed,
             rank,
             processes=_by_ray(placed, rank) if by_ray else (_server(placed, rank),),
@@ -154,6 +155,9 @@ class Vllm:
             install=self.install(model, placed.nodes[rank.node], placed.pip),
             fetch=self.fetch(model, placed.pip),
             weights_path=model.spec.source.path,
+        )
+        return replace(
+            spec, measure=served.measured_by(placed, rank, weights.weights_digest(model.spec.source))
         )
 
 

@@ -15,6 +15,7 @@ from llmgw.model.ids import Commit, FleetId, ReplicaId
 from llmgw.model.manifest import ModelSpec, ProfileSpec
 from llmgw.model.problems import Where
 from llmgw.model.report import Exit
+from llmgw.model.weights import Measured, Weights
 
 FORMAT = 1
 """Version of the record's layout. A newer one is refused with the version that can read it."""
@@ -195,5 +196,9 @@ class Record:
     replicas: Mapping[str, ReplicaRecord] = field(default_factory=dict)
     nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
     endpoints: tuple[Endpoint, ...] = ()
+    weights: Mapping[str, Weights] = field(default_factory=dict)
+    """What is known of the weights that models ask for, by the digest of their source."""
+    measured: Mapping[str, Measured] = field(default_factory=dict)
+    """What engines said of their memory, by the key of what it holds for."""
     last_pass: PassRecord | None = None
     spent_plans: tuple[str, ...] = ()  # digests of saved plans already applied, newest last, bounded

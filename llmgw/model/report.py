@@ -12,6 +12,7 @@ from enum import Enum
 from llmgw.model.claims import Claims
 from llmgw.model.facts import Facts
 from llmgw.model.ids import Fence, JobId, ReplicaId, ShardId
+from llmgw.model.weights import Measured, Weights
 
 
 class ShardState(Enum):
@@ -98,6 +99,8 @@ class ShardReport:
     leader_address: str = ""
     computes_on: ComputesOn | None = None
     by_hand: ByHand | None = None
+    measured: Measured | None = None
+    """What its engine said of its memory since it became ready."""
     lost: str = ""
     """What its agent misses of its order, in words, so that the order must be sent once more."""
 
@@ -117,6 +120,17 @@ class JobReport:
     ended: datetime | None = None
     last_line: str = ""
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """Something that jobs have brought to a node, whole or half made. ``held``: why its agent would not remove it now."""
+
+    name: str  # engine/<digest>, weights/<digest>, tool/<name>-<version>-<digest8>, half/<job>/<name>
+    description: str
+    path: str
+    size: int  # bytes on the disk; of weights that somebody else has put there: none
+    held: str = ""
 
 
 TOLD = "told"
@@ -196,10 +210,14 @@ class NodeObservation:
     report: Report | None = None
     error: str = ""
     skew: float | None = None
+    bad_weights: Mapping[str, str] = field(default_factory=dict)
+    """Weights that this node should have and that can't be used there: why, by the digest of their source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """Everything one pass learnt, by node."""
+    """Everything one pass learnt, by node. ``weights`` are those that models ask for and something is known of, by the digest
+    of their source; None: nobody looked."""
 
     nodes: Mapping[str, NodeObservation] = field(default_factory=dict)
+    weights: Mapping[str, Weights] | None = None

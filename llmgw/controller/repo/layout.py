@@ -5,6 +5,7 @@ record.json                         the head: fleet, serial, commit, models, the
 replicas/<model>/<replica>.json     one replica: spec, placement, reasons, phase
 nodes/<node>.json                   what plans use of a node without asking it
 endpoints.json                      where the ready replicas are: what a gateway reads
+weights.json                        what is known of the models' weights, and what they were seen to take
 plan.json                           the plan of a pass that has begun and has not told its outcome
 ==================================  =====================================================================
 """
@@ -30,6 +31,7 @@ from llmgw.model.record import (
     ReplicaRecord,
     ReplicaSpec,
 )
+from llmgw.model.weights import Measured, Weights
 from llmgw.wire.codec import CodecError, dumps_readable, from_json
 
 T = TypeVar("T")
@@ -37,12 +39,15 @@ T = TypeVar("T")
 HEAD = "record.json"
 ENDPOINTS = "endpoints.json"
 PLAN = "plan.json"
+WEIGHTS = "weights.json"
 REPLICAS = "replicas/"
 NODES = "nodes/"
 MAX_FILES = 100_000
 MAX_BYTES = 256 * 1024 * 1024  # of all files together; 3,000 replicas and 1,000 nodes are about 15 MB
 
-_PATH = re.compile(r"^(record|endpoints|plan)\.json$|^replicas/[^/]+/[^/]+\.json$|^nodes/[^/]+\.json$")
+_PATH = re.compile(
+    r"^(record|endpoints|plan|weights)\.json$|^replicas/[^/]+/[^/]+\.json$|^nodes/[^/]+\.json$"
+)
 _SAFE = re.compile(r"^[a-z0-9][a-z0-9.-]*$")
 
 
@@ -85,6 +90,15 @@ class Endpoints:
 
     format: int
     endpoints: tuple[Endpoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """weights.json; absent where nothing is known."""
+
+    format: int
+    weights: Mapping[str, Weights] = field(default_factory=dict)
+    measured: Mapping[str, Measured] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +148,8 @@ def _parts(kept: Kept) -> dict[str, object]:
         parts[f"{REPLICAS}{_safe(replica.model)}/{_safe(replica.id)}.json"] = replica
     for node in record.nodes.values():
         parts[f"{NODES}{_safe(node.name)}.json"] = node
+    if record.weights or record.measured:
+        parts[WEIGHTS] = Sizes(format=FORMAT, weights=record.weights, measured=record.measured)
     if kept.plan is not None:
         parts[PLAN] = kept.plan
     return parts
@@ -166,6 +182,7 @@ def read(files: Mapping[str, bytes]) -> Kept:
         ]
         _check_names(files, replicas, nodes)
         plan = _structured(Plan, PLAN, _json(PLAN, files[PLAN])) if PLAN in files else None
+        sizes = _sizes(files)
         record = Record(
             fleet=head.fleet,
             serial=head.serial,
@@ -176,6 +193,8 @@ def read(files: Mapping[str, bytes]) -> Kept:
             replicas={replica.id: replica for replica in replicas},
             nodes={node.name: node for node in nodes},
             endpoints=_endpoints(files),
+            weights=sizes.weights,
+            measured=sizes.measured,
             last_pass=head.last_pass,
             spent_plans=head.spent_plans,
         )
@@ -194,6 +213,12 @@ def _endpoints(files: Mapping[str, bytes]) -> tuple[Endpoint, ...]:
     if ENDPOINTS not in files:
         raise LayoutError(ENDPOINTS, "it is missing")
     return _structured(Endpoints, ENDPOINTS, _json(ENDPOINTS, files[ENDPOINTS])).endpoints
+
+
+def _sizes(files: Mapping[str, bytes]) -> Sizes:
+    if WEIGHTS not in files:
+        return Sizes(format=FORMAT)
+    return _structured(Sizes, WEIGHTS, _json(WEIGHTS, files[WEIGHTS]))
 
 
 def _json(path: str, data: bytes) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from llmgw.core.adapter import EngineAdapter
+from llmgw.core.adapter import EngineAdapter, GpuKind
 from llmgw.core.moves.steps import StepBook
 from llmgw.core.place.placement import Placer
 from llmgw.core.seen.condition import Condition
@@ -12,6 +12,7 @@ from llmgw.core.seen.survey import Survey
 from llmgw.model.desired import Desired
 from llmgw.model.plan import Change, Notice
 from llmgw.model.record import Record, ReplicaPhase, ReplicaRecord
+from llmgw.model.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,4 +57,7 @@ class Round:
     key_id: str
     now: datetime
     renamed: frozenset[str] = frozenset()
+    weights: Mapping[str, Weights] = field(default_factory=dict)
+    kinds: tuple[GpuKind, ...] = ()
+    allow_unknown_size: bool = False
     told: Told = field(default_factory=Told)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from llmgw.core.adapter import Need
 from llmgw.core.fabric.choice import wish_of
 from llmgw.core.moves.round import Copy, Round
+from llmgw.core.moves.sizes import need_of
 from llmgw.core.place.candidates import Request, breaks_rules
 from llmgw.core.seen.condition import Health, condition, outdated
 from llmgw.model.desired import DesiredModel
@@ -28,6 +29,7 @@ class Standing:
     goal: DesiredModel | None
     need: Need
     weights: str | None
+    reads: str | None
     copies: Mapping[int, list[Copy]]
     total: int
     serving: set[int]
@@ -88,6 +90,7 @@ class Standing:
             nodes=goal.profile.nodes,
             rules=self.model.spec.placement,
             weights=self.weights,
+            reads=self.reads,
             network=wish_of(goal),
             alike=goal.profile.parallel.tensor > 1 and goal.profile.gpus.per_node > 1,
             engine=goal.profile.engine.name,
@@ -136,7 +139,8 @@ def standing(
         known=known,
         held=held,
         goal=goal,
-        need=adapter.need(goal or model),
+        need=need_of(round_, goal or model),
+        reads=adapter.weights(goal or model),
         weights=fetch.digest if fetch is not None else None,
         copies=copies,
         total=len(every),

@@ -7,7 +7,9 @@ from datetime import timedelta
 
 from llmgw.core.amounts import at, names, plural, span
 from llmgw.core.moves.departure import depart
+from llmgw.core.moves.nearest import nearest
 from llmgw.core.moves.round import Copy, Round
+from llmgw.core.moves.sizes import learns_later, tell_untold
 from llmgw.core.moves.standing import Want, serves
 from llmgw.core.moves.steps import Job, failing, job_failed, lacking
 from llmgw.model.desired import DesiredModel
@@ -26,7 +28,7 @@ def fulfil(round_: Round, want: Want) -> None:
     if goal is None:
         return
     if stand.need.refused:
-        _block(round_, want, "wrong-shape", stand.need.refused)
+        _block(round_, want, "wrong-shape", stand.need.refused + nearest(round_, goal))
         return
     if (failed := stand.failed_before(goal, want.ordinal)) is not None and _rests(round_, want, goal, failed):
         return
@@ -48,7 +50,8 @@ def fulfil(round_: Round, want: Want) -> None:
     elif want.keep is not None:
         _make_room(round_, want, goal, want.keep, why="no room for both", refused=decision)
     else:
-        _block(round_, want, "no-room", _no_room(want, decision), placement=_without_reasons(decision))
+        reason = _no_room(want, decision) + nearest(round_, goal, stand.need)
+        _block(round_, want, "no-room", reason, placement=_without_reasons(decision))
 
 
 # ---- create before destroy ---------------------------------------------------------------------------
@@ -59,6 +62,8 @@ def _create(round_: Round, want: Want, goal: DesiredModel, decision: Decision) -
     jobs = round_.book.jobs(goal, (rank.node for rank in decision.ranks))
     if (failed := failing(jobs)) is not None:
         _block(round_, want, "job-failed", job_failed(failed), placement=decision)
+        return
+    if _size_untold(round_, want, goal, decision, jobs):
         return
     if goal.profile.nodes > 1:
         _tell_jobs(round_, want, jobs)
@@ -94,7 +99,9 @@ def _make_room(
     decision = round_.placer.place_instead(stand.request(goal), keep.replica.ranks, keep.replica.id)
     if not decision.ranks:
         refused = refused or round_.placer.place(stand.request(goal), stand.nodes)
-        reason = f"{_no_room(want, refused)}; it would not fit in the place of {keep.replica.id} either, which serves on"
+        told = _no_room(want, refused)
+        reason = f"{told}; it would not fit in the place of {keep.replica.id} either, which serves on"
+        reason += nearest(round_, goal, stand.need)
         _block(round_, want, "no-room", reason, placement=_without_reasons(refused))
         return
     if refused is not None:
@@ -105,6 +112,8 @@ def _make_room(
     if (failed := failing(jobs)) is not None:
         reason = f"{job_failed(failed)}; {keep.replica.id} serves on"
         _block(round_, want, "job-failed", reason, placement=decision)
+        return
+    if _size_untold(round_, want, goal, decision, jobs):
         return
     replica = stand.next_id(goal, want.ordinal)
     before: tuple[str, ...] = ()
@@ -149,6 +158,27 @@ def _outage(want: Want, keep: Copy, replica: ReplicaId) -> str:
     about = f" (the last start took {span(took)})" if took else ""
     what = f"one replica less, {others} left" if others else f"{stand.model.name} does not answer"
     return f"{what} from the drain of {keep.replica.id} until {replica} is ready{about}"
+
+
+def _size_untold(
+    round_: Round, want: Want, goal: DesiredModel, decision: Decision, jobs: tuple[Job, ...]
+) -> bool:
+    """Whether nobody knows yet if it fits. Then what it needs is brought first, which will tell, and its place is kept; or it
+    is refused, if nothing will."""
+    stand = want.stand
+    if tell_untold(round_, goal, stand.need):
+        return False
+    later = learns_later(round_, goal, (rank.node for rank in decision.ranks), jobs)
+    if not later:
+        _block(round_, want, "unknown-size", stand.need.unknown, placement=decision)
+        return True
+    round_.book.order(jobs, model=goal.name)
+    _take(round_, want, stand.next_id(goal, want.ordinal), decision)
+    address = stand.address(want.ordinal)
+    round_.told.waiting.append(f"{address} waits for {later}, which tells how much memory it takes")
+    reason = f"{want.reason}; starts when {later} has told how much memory it takes (known after that)"
+    round_.told.changes.append(replace(_change(want, placement=decision), reason=reason))
+    return True
 
 
 def _tell_jobs(round_: Round, want: Want, jobs: tuple[Job, ...]) -> None:

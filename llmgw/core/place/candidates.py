@@ -10,7 +10,7 @@ from llmgw.core.amounts import names, size
 from llmgw.core.fabric import choice, interfaces
 from llmgw.core.fabric.choice import Wish
 from llmgw.core.place.claims import NodeLedger
-from llmgw.core.place.fitting import Fit, describe, fit, need_text, suits
+from llmgw.core.place.fitting import Fit, describe, fit, need_text, suits, unsuited
 from llmgw.model.manifest import Gpus, PlacementRules
 from llmgw.model.plan import Rejection
 
@@ -22,7 +22,8 @@ TELL_APART = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What one replica asks for. ``weights`` is the digest of its weights, where they have one."""
+    """What one replica asks for. ``weights`` is the digest of weights that are fetched; ``reads`` of those that its engine
+    reads, fetched or not."""
 
     model: str
     gpus: Gpus
@@ -30,6 +31,7 @@ class Request:
     nodes: int
     rules: PlacementRules
     weights: str | None = None
+    reads: str | None = None
     network: Wish = Wish()
     alike: bool = False  # the GPUs of one rank must be of one class, as those of all ranks always are
     engine: str = ""
@@ -45,7 +47,7 @@ class Request:
         """Equal for requests that have the same candidates."""
         labels = (self.nodes > 1, self.network, self.alike, *sorted(self.rules.labels.items()))
         runs = (self.engine, self.engine_path, self.weights_path)
-        return (self.rules.pool, labels, self.rules.nodes, self.gpus, self.need.gpu_memory, *runs)
+        return (self.rules.pool, labels, self.rules.nodes, self.gpus, self.need, self.reads, *runs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +105,19 @@ def forbidden(request: Request, ledger: NodeLedger) -> str:
     )
 
 
+def _bad_weights(request: Request, ledger: NodeLedger) -> str:
+    why = ledger.view.bad_weights.get(request.reads or "")
+    return f"the weights can't be used there: {why}" if why else ""
+
+
 def _against_rules(request: Request, ledger: NodeLedger, named: frozenset[str]) -> Rejection | None:
     name = ledger.view.name
-    reason = breaks_rules(ledger, request.rules, named) or ledger.view.obstacle or forbidden(request, ledger)
+    reason = (
+        breaks_rules(ledger, request.rules, named)
+        or ledger.view.obstacle
+        or forbidden(request, ledger)
+        or _bad_weights(request, ledger)
+    )
     if reason:
         return Rejection(node=name, reason=reason)
     if rejection := _cannot_meet(request, ledger):
@@ -117,13 +129,8 @@ def _against_rules(request: Request, ledger: NodeLedger, named: frozenset[str]) 
         problems = "; ".join(facts.problems) if facts is not None else ""
         return Rejection(node=name, reason="has no GPUs" + (f" ({problems})" if problems else ""))
     if not any(suits(ledger, entry, request.gpus, request.need) for entry in ledger.gpus):
-        kinds = sorted({f"{entry.gpu.gpu_class} of {size(entry.gpu.memory_total)}" for entry in ledger.gpus})
-        return Rejection(
-            node=name,
-            reason="has no GPU of that kind",
-            need=need_text(request.gpus, request.need),
-            have=names(kinds),
-        )
+        reason, need, have = unsuited(ledger, request.gpus, request.need)
+        return Rejection(node=name, reason=reason, need=need, have=have)
     return None
 
 
@@ -192,7 +199,7 @@ def _by_numbers(request: Request, rest: list[NodeLedger], *, first: str) -> tupl
     for ledger in rest:
         room = ledger.free_whole >= least
         groups.setdefault((room, ledger.free_whole if whole else 0), []).append(ledger.view.name)
-    need = need_text(request.gpus, request.need)
+    need = need_text(request.gpus, request.need, rest[0].gpus if rest else ())
     found = []
     for (room, free), nodes in sorted(groups.items()):
         have = f"{free} free on each" if whole else ""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmgw.core.adapter import Need
-from llmgw.core.amounts import plural, ranges, size
+from llmgw.core.amounts import names, plural, ranges, size
 from llmgw.core.place.claims import GpuLedger, NodeLedger
 from llmgw.model.claims import GpuClaim
 from llmgw.model.manifest import Gpus
@@ -62,8 +62,34 @@ def suits(ledger: NodeLedger, entry: GpuLedger, gpus: Gpus, need: Need) -> bool:
         return False
     if entry.gpu.parent is not None and _wanted(gpus) > 1:
         return False  # CUDA shows a process one MIG instance, however many it is given
+    each = need.of(entry.gpu)
+    if each is not None and not each.fits:
+        return False
     least = max(gpus.min_memory, need.gpu_memory)
     return entry.gpu.memory_total >= least or (ledger.view.presumed and not entry.gpu.memory_total)
+
+
+def unsuited(ledger: NodeLedger, gpus: Gpus, need: Need) -> tuple[str, str, str]:
+    """Reason, need and have of a node none of whose GPUs suits: another kind, too small, or unable to compute so."""
+    of_class = [entry for entry in ledger.gpus if gpus.gpu_class in (None, entry.gpu.gpu_class)]
+    sums = [each for entry in of_class if (each := need.of(entry.gpu)) is not None and not each.fits]
+    if refused := next((each for each in sums if each.refused), None):
+        return f"{refused.kind.gpu_class} can't run it", refused.refused, ""
+    kinds = sorted({f"{entry.gpu.gpu_class} of {size(entry.gpu.memory_total)}" for entry in ledger.gpus})
+    if sums:
+        return "too large for its GPUs", sums[0].sum, names(kinds)
+    return "has no GPU of that kind", need_text(gpus, need), names(kinds)
+
+
+def lacks_now(entry: GpuLedger, need: Need) -> int | None:
+    """Bytes that are free on a GPU that nobody of ours holds, where the engine takes more as it starts; None: it is enough. What
+    our own shards hold is reckoned with elsewhere."""
+    each = need.of(entry.gpu)
+    if each is None or entry.holdings:
+        return None
+    gpu = entry.gpu
+    free = gpu.memory_free if gpu.memory_free is not None else gpu.memory_total - gpu.memory_used
+    return None if free >= each.takes else free
 
 
 def still_good(ledger: NodeLedger, uuids: tuple[str, ...]) -> bool:
@@ -85,7 +111,11 @@ def _gpus(
     if gpus.share is None:
         found = []
         for entry in ledger.gpus:
-            if suits(ledger, entry, gpus, need) and entry.whole(without=without, soon=soon):
+            if (
+                suits(ledger, entry, gpus, need)
+                and entry.whole(without=without, soon=soon)
+                and lacks_now(entry, need) is None
+            ):
                 found.append(entry)
                 if len(found) == wanted:
                     break
@@ -93,17 +123,21 @@ def _gpus(
     rooms = [
         (entry.free(without=without, soon=soon), position, entry)
         for position, entry in enumerate(ledger.gpus)
-        if suits(ledger, entry, gpus, need)
+        if suits(ledger, entry, gpus, need) and lacks_now(entry, need) is None
     ]
     # The fullest GPU with room: whole ones stay free for those that need them.
     fitting = sorted(room for room in rooms if room[0] >= gpus.share)
     return [fitting[0][2]] if fitting else []
 
 
-def need_text(gpus: Gpus, need: Need) -> str:
-    """``2 whole GPUs of 70.0 GiB``, ``12.0 GiB of one GPU``, ``2.0 GiB of memory``."""
+def need_text(gpus: Gpus, need: Need, kin: Sequence[GpuLedger] = ()) -> str:
+    """``2 whole GPUs of 70.0 GiB``, ``12.0 GiB of one GPU``, ``2.0 GiB of memory``; where it was reckoned for the kind of ``kin``:
+    the sum."""
     parts = []
-    if gpus.share is not None and gpus.per_node:
+    known = next((found for entry in kin if (found := need.of(entry.gpu)) is not None), None)
+    if known is not None:
+        parts.append(known.sum)
+    elif gpus.share is not None and gpus.per_node:
         parts.append(f"{size(gpus.share)} of one GPU")
     elif gpus.per_node:
         kind = f" {gpus.gpu_class}" if gpus.gpu_class else ""
@@ -135,10 +169,15 @@ def describe(ledger: NodeLedger, misfit: Misfit, gpus: Gpus, need: Need) -> tupl
         kin = [entry for entry in ledger.gpus if suits(ledger, entry, gpus, need)]
         held = _held(kin)
         if len(kin) < _wanted(gpus):
-            return "too few GPUs", need_text(gpus, need), f"{plural(len(kin), 'GPU')} of that kind"
+            return "too few GPUs", need_text(gpus, need, kin), f"{plural(len(kin), 'GPU')} of that kind"
         free = f"{misfit.fitting} of {plural(len(kin), 'GPU')} free" if gpus.share is None else ""
-        have = "; ".join(part for part in (free, *held) if part)
-        return "not enough GPU", need_text(gpus, need), have
+        short = [
+            f"GPU {entry.gpu.index} has only {size(lacking)} free now"
+            for entry in kin
+            if entry.whole() and (lacking := lacks_now(entry, need)) is not None
+        ]
+        have = "; ".join(part for part in (free, *held, *short[:BLAMED]) if part)
+        return "not enough GPU", need_text(gpus, need, kin), have
     if misfit.lack == "memory":
         if misfit.fitting < 0:
             return "its memory is not known", f"{size(need.memory)} of memory", ""

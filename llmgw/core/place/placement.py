@@ -198,7 +198,7 @@ class Placer:
             for rank, found in enumerate(chosen)
         )
         reasons = tuple(dict.fromkeys(self._why(request, found, freed_by) for found in chosen))
-        reasons += _joined(request, chosen)
+        reasons += _joined(request, chosen) + _summed(request, chosen)
         return Decision(ranks=ranks, reasons=reasons, rejections=self._others(request, among, ranks))
 
     def _why(self, request: Request, found: Fit, freed_by: str) -> str:
@@ -228,6 +228,21 @@ class Placer:
         if request.model not in self._told:
             self._told[request.model] = turned_down(request, among, chosen)
         return self._told[request.model]
+
+
+def _summed(request: Request, chosen: list[Fit]) -> tuple[str, ...]:
+    """What it takes there, as a sum, where its weights are known."""
+    if not request.need.reckoned:
+        return ()
+    if not request.gpus.per_node:
+        return (f"needs {request.need.sum}",)
+    found = (
+        request.need.of(entry.gpu)
+        for fit_ in chosen
+        for entry in fit_.ledger.gpus
+        if entry.gpu.uuid in {claim.uuid for claim in fit_.gpus}
+    )
+    return tuple(dict.fromkeys(f"needs {each.sum}" for each in found if each is not None))
 
 
 def _joined(request: Request, chosen: list[Fit]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ Says for each node whether shards may be placed there and, if not, why not. Deci
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llmgw.core.amounts import GIB
 from llmgw.model.desired import Desired, DesiredNode
@@ -30,6 +30,7 @@ class NodeView:
     error: str = ""
     obstacle: str = ""
     presumed: bool = False
+    bad_weights: Mapping[str, str] = field(default_factory=dict)  # why not, by digest
     intruder: str = ""  # why its agent is not this fleet's node: another fleet's, another node's
     skew: float | None = None  # seconds that its clock is ahead of this one
 
@@ -101,6 +102,7 @@ def _view(
         error=error,
         obstacle=intruder or _obstacle(node, reach, facts, error, offline=offline),
         presumed=presumed,
+        bad_weights=seen.bad_weights if seen is not None else {},
         intruder=intruder,
         skew=seen.skew if seen is not None else None,
     )

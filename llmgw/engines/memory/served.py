@@ -8,13 +8,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmgw.core.adapter import GpuKind, GpuNeed, Known
+from llmgw.core.adapter import GpuKind, GpuNeed, Known, Placed
 from llmgw.engines.memory import capability
 from llmgw.engines.memory.footprint import GIB, Footprint, Line, Split, cache_bytes
-from llmgw.engines.memory.measured import amounts, measurement_key
+from llmgw.engines.memory.measured import amounts, measure, measurement_key
 from llmgw.engines.memory.needs import gpu_need
 from llmgw.engines.memory.options import count, option
 from llmgw.model.desired import DesiredModel
+from llmgw.model.launch import Measure
+from llmgw.model.record import RankPlacement
 from llmgw.model.weights import Weights
 
 LOADED = 1.02
@@ -147,6 +149,17 @@ class Served:
         if model.profile.dtype == "bfloat16" and has < capability.BFLOAT16:
             return f"dtype bfloat16 needs compute capability 8.0, it has {kind.capability}: write float16"
         return ""
+
+
+def measured_by(placed: Placed, rank: RankPlacement, weights: str) -> Measure | None:
+    """What vLLM says of its memory, and the share it was given, which it does not say."""
+    facts = placed.nodes[rank.node].facts
+    claimed = {claim.uuid for claim in rank.gpus}
+    gpus = facts.gpus if facts is not None else ()
+    total = next((gpu.memory_total for gpu in gpus if gpu.uuid in claimed), 0)
+    share = placed.model.profile.gpus.share
+    budget = share if share is not None else math.ceil(total * placed.model.profile.gpu_memory_utilization)
+    return measure(placed, rank, weights, MEASURE, given={"budget": str(budget)})
 
 
 # ---- addends -------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ MEASURE: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Sglang:
+class StaticPart:
     """See :class:`llmgw.engines.memory.needs.Sums`."""
 
     def refuses(self, model: DesiredModel, weights: Weights) -> str:
