@@ -16,6 +16,7 @@ class Own:
 
     name: str = ""
     address: str = ""
+    family: str = ""  # as NCCL names it
     why: str = ""
     wrong: bool = False
 
@@ -24,8 +25,9 @@ def own(address: str, facts: Facts | None) -> Own:
     wanted = _parsed(address)
     if wanted is None:
         return Own(why=f"its address {address} is a name: write spec.address with the IP address")
+    family = "AF_INET6" if wanted.version == 6 else "AF_INET"
     if wanted.is_loopback:
-        return Own(name=LOOPBACK)
+        return Own(name=LOOPBACK, family=family)
     told = facts.interfaces if facts is not None else ()
     if not told:
         return Own(
@@ -35,7 +37,7 @@ def own(address: str, facts: Facts | None) -> Own:
         for held in interface.addresses:
             if _parsed(held) == wanted:
                 why = "" if interface.up else f"{interface.name}, which holds {address}, is down"
-                return Own(name=interface.name, address=held, why=why)
+                return Own(name=interface.name, address=held, family=family, why=why)
     having = names(
         f"{interface.name} {' '.join(interface.addresses)}" for interface in told if interface.addresses
     )

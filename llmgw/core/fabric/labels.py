@@ -19,7 +19,7 @@ ACTIVE = "ACTIVE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFabric:
-    """One labelled fabric on one node, as ``written`` in its manifest. ``ports`` can be used, all of one ``layer`` and, on Ethernet, with a RoCE v2 entry.
+    """One labelled fabric on one node, as ``written`` in its manifest, sorted. ``ports`` can be used, all of one ``layer`` and, on Ethernet, with a RoCE v2 entry.
     ``assumed`` are the adapters as written, where nobody has looked yet; ``unseen`` says that they can't be used before.
     ``stated``: the node's own env names adapters or their index, so that nobody else needs to."""
 
@@ -77,7 +77,7 @@ def _of_node(view: NodeView) -> dict[str, NodeFabric]:
     spec = view.desired.spec
     stated = not STATED.isdisjoint(spec.env)
     return {
-        label.name: replace(_checked(view, label), written=label.hcas, stated=stated)
+        label.name: replace(_checked(view, label), written=tuple(sorted(label.hcas)), stated=stated)
         for label in spec.fabrics
     }
 
@@ -90,14 +90,15 @@ def _checked(view: NodeView, label: Fabric) -> NodeFabric:
         return NodeFabric(name=label.name, node=view.name, unseen=True)
     if facts.gpu_source == "expected":
         return NodeFabric(name=label.name, node=view.name, assumed=label.hcas)
-    ports: list[HcaPort] = []
-    problems: list[str] = []
-    for written in label.hcas:
-        having = _ports(written, facts)
-        if why := _missing(written, facts, having):
-            problems.append(why)
-        ports += [port for port in having if port.state == ACTIVE]
-    return NodeFabric(name=label.name, node=view.name, ports=tuple(ports), problems=tuple(problems))
+    having = {written: _ports(written, facts) for written in label.hcas}
+    problems = (_missing(written, facts, ports) for written, ports in having.items())
+    active = (port for ports in having.values() for port in ports if port.state == ACTIVE)
+    return NodeFabric(
+        name=label.name,
+        node=view.name,
+        ports=tuple(sorted(active, key=lambda port: (port.device, port.port))),
+        problems=tuple(problem for problem in problems if problem),
+    )
 
 
 def _ports(written: str, facts: Facts) -> list[HcaPort]:

@@ -78,6 +78,8 @@ def _sockets(told: _Rank, rank: RankPlacement, own: interfaces.Own) -> None:
     reason = f"{own.name} holds {rank.address}, {rank.node}'s address"
     if rank.gpus:
         told.environment["NCCL_SOCKET_IFNAME"] = Variable(value=f"={own.name}", reason=reason)
+        # An interface mostly holds an IPv6 address of the link besides, which leads nowhere.
+        told.environment["NCCL_SOCKET_FAMILY"] = Variable(value=own.family, reason=reason)
     for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
         told.environment[name] = Variable(value=own.name, reason=reason)
 

@@ -85,6 +85,9 @@ def test_each_rank_meets_the_others_at_the_interface_that_holds_its_own_address(
     )
     for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
         assert (network_of(leader)[name], network_of(worker)[name]) == ("ens1f0", "bond0"), "plain names"
+        assert (network_of(leader)["NCCL_SOCKET_FAMILY"], network_of(worker)["NCCL_SOCKET_FAMILY"]) == (
+            "AF_INET",
+        ) * 2
     assert (leader.expect.interface_address, worker.expect.interface_address) == ("10.0.0.11", "10.0.0.12")
 
 
@@ -211,6 +214,18 @@ def test_nodes_of_one_machine_meet_on_its_loopback() -> None:
     for spec in launches(made):
         assert network_of(spec)["GLOO_SOCKET_IFNAME"] == "lo"
         assert spec.expect.interface_address is None
+
+
+def test_on_ipv6_nccl_is_told_the_family_and_the_address_is_found_however_it_is_written() -> None:
+    nodes, states = ib_pair()
+    for number, state in enumerate(states):
+        nodes[number] = replace(nodes[number], address=f"fd00:0::{number + 1}")
+        held = Interface(name="ens1f0", addresses=("fe80::1", f"fd00::{number + 1}"))
+        state.facts = replace(state.facts, interfaces=(held,))
+    leader, worker = launches(planned(nodes, states))
+    assert network_of(leader)["NCCL_SOCKET_FAMILY"] == "AF_INET6"
+    assert network_of(leader)["GLOO_SOCKET_IFNAME"] == "ens1f0"
+    assert (leader.expect.interface_address, worker.expect.interface_address) == ("fd00::1", "fd00::2")
 
 
 def test_an_address_that_is_a_name_is_told_and_left_to_the_engine() -> None:
