@@ -92,9 +92,10 @@ class Belongings:
             if any(p is not None and p.pid in line and proc.alive(p, self._boot) for p in _both(status)):
                 return shard
         for shard, _, status in self._all():
-            if self._in_session(one, status) or self._bears(pid, shard):
+            if self._in_session(one, status):
                 return shard
-        return None
+        # Also of those whose status can't be read: what a process bears is proof without it.
+        return next((shard for shard in self._names() if self._bears(pid, shard)), None)
 
     def strays(self, known: frozenset[str]) -> tuple[str, ...]:
         """Shards, not among ``known``, of which processes live."""
@@ -128,6 +129,10 @@ class Belongings:
             status = statusfiles.read(self._folder / name) if name.endswith(".json") and shard else None
             if status is not None and status.boot_id == self._boot:
                 yield shard, process, status
+
+    def _names(self) -> list[str]:
+        """Shards that have had a process here; one is started only when its log has a folder."""
+        return sorted(_folders(self._logs))
 
     def _members(self, shard: str, statuses: list[Status]) -> set[int]:
         groups = {Path(status.cgroup) for status in statuses if status.cgroup}

@@ -391,3 +391,24 @@ time.sleep(300)
         assert found[0] != pid_of(started)
 
     asyncio.run(story())
+
+
+def test_a_listener_is_named_with_its_shard_though_its_status_file_is_broken(node: RealNode) -> None:
+    """It was taken for a stranger's, and the shard never became ready again."""
+    port = free_port()
+    code = f"""
+import socket, time
+s = socket.socket(); s.bind(("127.0.0.1", {port})); s.listen()
+print("listening", flush=True)
+time.sleep(300)
+"""
+
+    async def story() -> None:
+        node.control_groups = False
+        order = node.python(code)
+        started = await node.start(order)
+        await until(lambda: "listening" in node.log())
+        Path(order.status_file).write_bytes(b"{")  # noqa: ASYNC240 - a test's few bytes
+        assert await node.spawner().listener(port) == (pid_of(started), SHARD)
+
+    asyncio.run(story())
