@@ -11,7 +11,7 @@ from typing import Protocol
 
 from llmgw.model.checkup import Checkup
 from llmgw.model.facts import Gpu
-from llmgw.model.ids import JobId
+from llmgw.model.ids import JobId, ShardId
 from llmgw.model.launch import FetchSpec, HttpProbe, InstallSpec, LaunchSpec, Metric
 from llmgw.model.localpolicy import LocalPolicy
 from llmgw.model.report import Exit, JobReport, Report, ShardReport
@@ -94,10 +94,6 @@ class Spawner(Protocol):
 
     async def kill_remaining(self, shard: str, *, shims: bool = False) -> None:
         """SIGKILL to all of them. ``shims``: also to those that have not told yet how their engine ended."""
-        ...
-
-    async def cpu_seconds(self, shard: str) -> float:
-        """CPU time that the shard's living processes have used so far."""
         ...
 
     async def cpu_seconds(self, shard: str) -> float:
@@ -289,6 +285,9 @@ class JournalEvent:
 ShardEvents = Callable[[ShardReport | JournalEvent], None]
 
 
+ANYTHING_STORED = "*"
+
+
 class ShardKeeper(Protocol):
     """What the rest of the agent knows of shards; the real one is shards/keeper.py.
 
@@ -322,6 +321,11 @@ class ShardKeeper(Protocol):
         ...
 
     async def key(self, params: KeyParams) -> Accepted: ...
+
+    def needs(self) -> Mapping[str, ShardId]:
+        """Digests of the engines and weights that its orders refer to, of shards that have ended too; each with one that
+        does. :data:`ANYTHING_STORED` is among them when an order can't be read."""
+        ...
 
     async def sampled(self, gpus: tuple[Gpu, ...]) -> None:
         """A look at the node's GPUs: each shard takes from it what it computes on."""

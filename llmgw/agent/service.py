@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 from llmgw.agent.events import Events
 from llmgw.agent.inspecting import Inspector
 from llmgw.agent.jobs.runner import Jobs
+from llmgw.agent.jobs.storage import Storage
 from llmgw.agent.ownership import Ownership
 from llmgw.agent.seams import ANYTHING, Examiner, Rules, ShardKeeper
 from llmgw.clock import Clock
@@ -79,7 +80,8 @@ class _Answer:
 
 
 class AgentService:
-    """``info`` says who this agent is; its fleet is filled in from ``ownership``."""
+    """``info`` says who this agent is; its fleet is filled in from ``ownership``. ``waits``: it is asked before it has
+    adopted, and answers only ``hello`` until then."""
 
     def __init__(  # noqa: PLR0913 - one part each
         self,
@@ -92,6 +94,7 @@ class AgentService:
         ownership: Ownership,
         facts: FactsSource,
         checkpoint: Checkpoint = no_checkpoint,
+        waits: bool = False,
         rules: Rules = ANYTHING,
         examiner: Examiner | None = None,
         inspector: Inspector | None = None,
@@ -103,11 +106,16 @@ class AgentService:
         self._clock = clock
         self._shards = shards
         self._jobs = jobs
+        self._storage = Storage(jobs=jobs, needs=shards.needs)
         self._journal = events.journal
         self._events = events
         self._ownership = ownership
         self._facts = facts
         self._checkpoint = checkpoint
+        self._owned = False
+        self._adopted = asyncio.Event()
+        if not waits:
+            self._adopted.set()
         self._answers: OrderedDict[str, _Answer] = OrderedDict()
         self._problems: tuple[str, ...] = ()
         self._questions: Mapping[str, tuple[type[Any], Callable[[Any], Awaitable[Any]]]] = {
@@ -116,6 +124,7 @@ class AgentService:
             "doctor": (messages.DoctorParams, self._doctor),
             "knock": (messages.KnockParams, self._knock),
             "inspect": (messages.InspectParams, self._inspect),
+            "storage": (messages.StorageParams, self._stored),
         }
         self._commands: Mapping[str, tuple[type[Any], Callable[[Any], Awaitable[Accepted]]]] = {
             "start": (messages.StartParams, shards.start),
@@ -126,18 +135,26 @@ class AgentService:
             "install": (messages.InstallParams, self._install),
             "fetch": (messages.FetchParams, self._fetch),
             "cancel": (messages.CancelParams, self._cancel),
+            "collect": (messages.CollectParams, self._collect),
         }
 
     # ---- life ------------------------------------------------------------------------------------
 
+    async def own(self) -> None:
+        """First of all: who owns the node."""
+        if not self._owned:
+            await self._ownership.load()
+        self._owned = True
+
     async def adopt(self) -> None:
-        """Before anything is answered: who owns the node, which shards and jobs an earlier agent left."""
-        await self._ownership.load()
+        """Before anything but ``hello`` is answered: which shards and jobs an earlier agent left."""
+        await self.own()
         self._problems = await self._jobs.adopt()
         await self._shards.adopt()
         self._journal.append(
             "agent-started", self._info.node, f"agent {self._info.version} started, pid {self._info.pid}"
         )
+        self._adopted.set()
 
     async def close(self) -> None:
         """Engines run on; orders stand."""
@@ -164,6 +181,7 @@ class AgentService:
         behind it at once."""
         if method not in STREAMS:
             raise AgentError(f"{method!r:.60} is no stream of this agent", code=METHOD_NOT_FOUND)
+        await self._adopted.wait()
         try:
             if method == "watch":
                 _decode(WatchParams, params)
@@ -186,6 +204,7 @@ class AgentService:
     async def _dispatch(self, method: str, params: Mapping[str, Any]) -> Any:
         if method == "hello":
             return await self._hello(params)
+        await self._adopted.wait()
         if method in self._questions:
             kind, answer = self._questions[method]
             return await answer(_decode(kind, params))
@@ -288,6 +307,17 @@ class AgentService:
 
     async def _cancel(self, params: messages.CancelParams) -> Accepted:
         return Accepted(job=await self._jobs.cancel(params.job))
+
+    async def _stored(self, _: messages.StorageParams) -> messages.StorageResult:
+        return messages.StorageResult(stored=await self._storage.stored())
+
+    async def _collect(self, params: messages.CollectParams) -> Accepted:
+        removed, kept = await self._storage.collect(params.names)
+        for one in removed:
+            self._journal.append(
+                "job", one.name, f"removed {one.description}, {one.size} bytes at {one.path}"
+            )
+        return Accepted(detail="; ".join(f"kept {one.description}: {one.held}" for one in kept))
 
     async def _command(
         self, method: str, decoded: Any, params: Mapping[str, Any], do: Callable[[Any], Awaitable[Accepted]]

@@ -99,6 +99,7 @@ class StepKind(Enum):
     STOP = "stop"
     AWAIT_STOPPED = "await-stopped"
     FORGET = "forget"
+    COLLECT = "collect"  # only asked for by a person
 
 
 AWAITS = frozenset(
@@ -138,6 +139,7 @@ class Step:
     install: InstallSpec | None = None
     fetch: FetchSpec | None = None
     drain_timeout: float | None = None
+    collect: tuple[str, ...] = ()  # names of what the node has stored and nothing refers to
 
 
 def sendable(steps: Iterable[Step]) -> tuple[Step, ...]:

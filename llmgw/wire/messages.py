@@ -23,6 +23,8 @@ manual   ManualParams            Accepted               break glass: a person on
 doctor   DoctorParams            Checkup                every check of the node, with what to do
 knock    KnockParams             Knocked                whether a port of another node answers, and without a key
 inspect  InspectParams           Inspected              what lies at the places of weights, by their headers alone
+storage  StorageParams           StorageResult          engines, weights, tools and half-made ones, with sizes
+collect  CollectParams           Accepted               removes those of them that nothing on the node refers to
 ======== ======================= =====================  =========================================================
 
 A stream's items are notifications ``item`` with the request's id, closed by the request's result ``{}``.
@@ -35,7 +37,7 @@ from typing import Any, Literal
 
 from llmgw.model.ids import Fence, FleetId, JobId, ShardId
 from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec
-from llmgw.model.report import JobReport, JournalEntry, ShardReport
+from llmgw.model.report import JobReport, JournalEntry, ShardReport, Stored
 from llmgw.model.weights import Inspection
 
 PROTOCOL = "1.0"
@@ -59,6 +61,8 @@ METHODS = (
     "doctor",
     "knock",
     "inspect",
+    "storage",
+    "collect",
 )
 
 # JSON-RPC's own codes, then ours. ``data.after`` (seconds) says when a retry makes sense; none: it does not.
@@ -183,6 +187,25 @@ class FetchParams:
 class CancelParams:
     command: Command
     job: JobId
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageParams:
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageResult:
+    stored: tuple[Stored, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectParams:
+    """``names`` of :class:`Stored`. What is not there any more is done, what is held is kept and told in ``detail``."""
+
+    command: Command
+    names: tuple[str, ...]
     meta: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -134,6 +134,7 @@ class FakeShards:
     calls: list[str] = field(default_factory=list)
     error: Exception | None = None
     lines: tuple[str, ...] = ()
+    needed: dict[str, ShardId] = field(default_factory=dict)
 
     async def adopt(self) -> None:
         self.calls.append("adopt")
@@ -182,6 +183,9 @@ class FakeShards:
 
     def reports(self) -> tuple[ShardReport, ...]:
         return tuple(self.states[name] for name in sorted(self.states))
+
+    def needs(self) -> Mapping[str, ShardId]:
+        return self.needed
 
     def problems(self) -> tuple[str, ...]:
         return ()

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from llmgw.model.facts import EngineFact, WeightsFact
+from llmgw.model.report import Stored
 
 NO_SECRETS: Mapping[str, str] = {}
 
@@ -53,3 +54,11 @@ class Targets(Protocol):
     def engines(self) -> tuple[EngineFact, ...]: ...
 
     def weights(self) -> tuple[WeightsFact, ...]: ...
+
+    def stored(self) -> tuple[Stored, ...]:
+        """Those, tools, and what is half made, with their sizes: takes as long as the disk does."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """One of ``stored``. Never whole in name only: its marker goes first. Raises OSError."""
+        ...

@@ -9,6 +9,7 @@ from typing import Any
 from llmgw.agent.jobs.doer import NO_SECRETS, Progress
 from llmgw.model.facts import EngineFact, WeightsFact
 from llmgw.model.launch import InstallSpec
+from llmgw.model.report import Stored
 
 
 @dataclass(slots=True)
@@ -23,6 +24,22 @@ class FakeTargets:
 
     def weights(self) -> tuple[WeightsFact, ...]:
         return tuple(self.weights_facts[name] for name in sorted(self.weights_facts))
+
+    def stored(self) -> tuple[Stored, ...]:
+        engines = (
+            Stored(name=f"engine/{it.digest}", description=f"{it.name} {it.version}", path=it.path, size=0)
+            for it in self.engines()
+        )
+        weights = (
+            Stored(name=f"weights/{it.digest}", description=it.description, path=it.path, size=it.size)
+            for it in self.weights()
+        )
+        return (*engines, *weights)
+
+    def remove(self, name: str) -> None:
+        kind, _, digest = name.partition("/")
+        facts: dict[str, Any] = self.engine_facts if kind == "engine" else self.weights_facts
+        del facts[digest]
 
 
 @dataclass(slots=True)
@@ -40,8 +57,11 @@ class FakeDoer:
     secrets: list[Mapping[str, str]] = field(default_factory=list)
 
     def complete(self, spec: Any) -> bool:
-        done = self.targets.engine_facts if isinstance(spec, InstallSpec) else self.targets.weights_facts
-        return spec.digest in done
+        install = isinstance(spec, InstallSpec)
+        done: tuple[EngineFact | WeightsFact, ...] = (
+            self.targets.engines() if install else self.targets.weights()
+        )
+        return any(it.digest == spec.digest for it in done)
 
     async def run(self, spec: Any, progress: Progress, *, secrets: Mapping[str, str] = NO_SECRETS) -> None:
         self.runs.append(spec.job)

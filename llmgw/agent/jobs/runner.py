@@ -7,8 +7,8 @@ The doers (install, fetch) know how; this module knows when, how long, how often
 import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -101,7 +101,23 @@ class Jobs:
             return found.report
 
     def reports(self) -> tuple[JobReport, ...]:
-        return tuple(self._jobs[name].report for name in sorted(self._jobs))
+        """Not of what was done and is gone again: it would look as if it were there."""
+        there = {engine.digest for engine in self.targets.engines()}
+        there |= {weights.digest for weights in self.targets.weights()}
+        reports = (self._jobs[name].report for name in sorted(self._jobs))
+        return tuple(it for it in reports if it.state != JobState.DONE.value or it.target in there)
+
+    # ---- what collecting asks ----------------------------------------------------------------------
+
+    def at_work(self) -> Mapping[str, JobId]:
+        """Jobs that have not ended, by the digest that they are to complete."""
+        return {job.spec.digest: job.spec.job for job in self._jobs.values() if job.report.state not in ENDED}
+
+    @asynccontextmanager
+    async def resting(self) -> AsyncIterator[None]:
+        """No job is ordered meanwhile."""
+        async with self._ordering:
+            yield
 
     # ---- JobGate: what shards ask ----------------------------------------------------------------
 

@@ -13,13 +13,15 @@ below the weights' directory
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmgw.agent.jobs.files import read_marker
+from llmgw.agent.jobs.files import read_marker, remove_tree, tree_size
 from llmgw.model.facts import EngineFact, WeightsFact
 from llmgw.model.launch import FetchSpec, InstallSpec
 from llmgw.model.problems import StalledError
+from llmgw.model.report import Stored
 
 ENGINE_MARKER = "llmgw-engine.json"
 WEIGHTS_MARKER = "llmgw-weights.json"
@@ -46,6 +48,33 @@ class DiskTargets:
             read_marker(WeightsFact, folder / WEIGHTS_MARKER) for folder in _folders(self.weights_folder)
         )
         return tuple(weights for weights in found if weights is not None and Path(weights.path).exists())
+
+    def stored(self) -> tuple[Stored, ...]:
+        return tuple(
+            Stored(name=name, description=told, path=str(path), size=tree_size(path))
+            for name, told, path in self._everything()
+        )
+
+    def remove(self, name: str) -> None:
+        for found, _, path in self._everything():
+            if found == name:
+                for marker in (ENGINE_MARKER, WEIGHTS_MARKER):
+                    remove_tree(path / marker)
+                remove_tree(path)
+
+    def _everything(self) -> Iterator[tuple[str, str, Path]]:
+        """Names, descriptions and folders; the folder of weights that lie elsewhere holds their marker alone."""
+        for engine in self.engines():
+            path = self.engines_folder / Path(engine.path).name
+            yield f"engine/{engine.digest}", f"{engine.name} {engine.version}", path
+        for folder in _folders(self.weights_folder):
+            found = read_marker(WeightsFact, folder / WEIGHTS_MARKER)
+            if found is not None:
+                yield f"weights/{found.digest}", found.description or found.path, folder
+        for tool in self.tools():
+            yield f"tool/{tool.name}", tool.name, tool
+        for job, half in self.half_made():
+            yield f"half/{job}/{half.name}", f"what {job} has left half made", half
 
     def half_made(self) -> tuple[tuple[str, Path], ...]:
         """What is not whole, by the job that made it."""

@@ -20,7 +20,7 @@ from llmgw.agent.seams import (
 )
 from llmgw.agent.shards import adoption, claims, reports
 from llmgw.agent.shards.logs import AGENT, LogBook
-from llmgw.agent.shards.orders import SAFE_SHARD, Orders, StoredOrder, nobody_told, refused
+from llmgw.agent.shards.orders import SAFE_SHARD, Orders, StoredOrder, needed, nobody_told, refused
 from llmgw.agent.shards.supervisor import Shard
 from llmgw.agent.shards.surroundings import ShardSettings, Surroundings
 from llmgw.agent.shards.witness import Witness
@@ -301,6 +301,9 @@ class Shards:
 
     def reports(self) -> tuple[ShardReport, ...]:
         return tuple(self._shards[name].report() for name in sorted(self._shards))
+
+    def needs(self) -> Mapping[str, ShardId]:
+        return needed((shard.spec for shard in self._shards.values()), self._unreadable)
 
     def problems(self) -> tuple[str, ...]:
         disk = {shard.problem for shard in self._shards.values() if shard.problem}

@@ -2,10 +2,10 @@
 starts; ``secrets/<id>.json`` holds what must never be shown. Both 0600."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from llmgw.agent.seams import Disk, Running
+from llmgw.agent.seams import ANYTHING_STORED, Disk, Running
 from llmgw.agent.shards import late
 from llmgw.agent.shards.computing import Computing
 from llmgw.core.life import Life
@@ -122,6 +122,17 @@ class Orders:
 
     async def discard_unreadable(self, shard: str) -> None:
         await self._disk.remove(f"{FOLDER}/{ASIDE}/{shard}.json")
+
+
+def needed(specs: Iterable[LaunchSpec], unreadable: Iterable[str]) -> Mapping[str, ShardId]:
+    """Digests of engines and weights that orders refer to; see ShardKeeper.needs."""
+    found: dict[str, ShardId] = {}
+    for spec in specs:
+        digests = (spec.engine, spec.weights, spec.expect.engine, spec.expect.weights)
+        found |= {digest: spec.shard for digest in digests if digest}
+    for shard in unreadable:
+        found[ANYTHING_STORED] = ShardId(shard)
+    return found
 
 
 def _read(shard: str, data: bytes) -> StoredOrder:

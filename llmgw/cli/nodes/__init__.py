@@ -4,6 +4,8 @@ import click
 
 from llmgw.cli.nodes.add import add
 from llmgw.cli.nodes.bootstrap import adopt, bootstrap
+from llmgw.cli.nodes.doctor import doctor
+from llmgw.cli.nodes.gc import gc
 from llmgw.cli.nodes.look import list_nodes, show
 from llmgw.cli.nodes.remove import remove
 from llmgw.cli.nodes.stop import stop_agent
@@ -20,5 +22,5 @@ def node() -> None:
     """  # noqa: D301 - click wants the character itself
 
 
-for command in (add, list_nodes, show, bootstrap, adopt, remove, stop_agent):
+for command in (add, list_nodes, show, doctor, gc, bootstrap, adopt, remove, stop_agent):
     node.add_command(command)

@@ -47,8 +47,17 @@ def _left_its_trace(step: Step, report: Report) -> bool:
         StepKind.DRAIN: state is None or state in _DRAINED,
         StepKind.STOP: state is None or state in _ON_THE_WAY_OUT,
         StepKind.FORGET: state is None,
+        StepKind.COLLECT: not any(_is_there(name, report) for name in step.collect),
     }
     return traces.get(step.kind, False)
+
+
+def _is_there(name: str, report: Report) -> bool:
+    """Of tools and half-made ones no report tells; a repeat is free."""
+    kind, _, digest = name.partition("/")
+    return (kind == "engine" and _has(report.facts.engines, digest)) or (
+        kind == "weights" and _has(report.facts.weights, digest)
+    )
 
 
 def _has_job(report: Report, job: str) -> bool:

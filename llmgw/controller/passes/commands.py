@@ -7,6 +7,7 @@ from typing import Any
 from llmgw.model.ids import Fence, ShardId
 from llmgw.model.plan import Step, StepKind
 from llmgw.wire.messages import (
+    CollectParams,
     Command,
     DrainParams,
     FetchParams,
@@ -25,7 +26,9 @@ def command_of(step: Step, fence: Fence) -> Command:
     return Command(id=f"{fence.serial}-{step.id}", fence=fence)
 
 
-def message_of(step: Step, fence: Fence, *, secrets: Mapping[str, str]) -> tuple[str, Any]:
+def message_of(  # noqa: PLR0911 - a table: one answer a kind of step
+    step: Step, fence: Fence, *, secrets: Mapping[str, str]
+) -> tuple[str, Any]:
     """Method and parameters of a step that is sent to an agent."""
     command = command_of(step, fence)
     match step.kind:
@@ -39,6 +42,8 @@ def message_of(step: Step, fence: Fence, *, secrets: Mapping[str, str]) -> tuple
             return "drain", DrainParams(command=command, shard=_shard(step), timeout=step.drain_timeout)
         case StepKind.STOP:
             return "stop", StopParams(command=command, shard=_shard(step), reason=step.reason)
+        case StepKind.COLLECT if step.collect:
+            return "collect", CollectParams(command=command, names=step.collect)
         case StepKind.FORGET:
             return "forget", ForgetParams(command=command, shard=_shard(step))
         case _:

@@ -44,7 +44,7 @@ def bootstrapping(node: str, *, reason: str) -> MakePlan:
             reason=reason,
             where=prepared.desired.nodes[node].where,
         )
-        return _instead(prepared, changes=(change,), steps=(step,))
+        return instead(prepared, changes=(change,), steps=(step,))
 
     return make
 
@@ -59,7 +59,7 @@ def evicting(node: str) -> MakePlan:
         ]
         why = f"{node} is being removed"
         alone = strays(prepared.observed.nodes[node], prepared.record)
-        return _instead(
+        return instead(
             prepared,
             changes=(
                 *(_stopped(replica, why) for replica in going),
@@ -95,7 +95,7 @@ def forgetting(node: str) -> MakePlan:
             )
             for shard in ended
         )
-        return _instead(prepared, changes=(), steps=steps)
+        return instead(prepared, changes=(), steps=steps)
 
     return make
 
@@ -141,7 +141,8 @@ def _stop(shard: ShardId, node: str, model: str, replica: str | None, why: str) 
     )
 
 
-def _instead(prepared: Prepared, *, changes: tuple[Change, ...], steps: tuple[Step, ...]) -> Plan:
+def instead(prepared: Prepared, *, changes: tuple[Change, ...], steps: tuple[Step, ...]) -> Plan:
+    """A plan of these alone."""
     return replace(
         prepared.plan, changes=changes, steps=steps, drift=(), warnings=(), waiting=(), unchanged=0
     )
@@ -171,12 +172,12 @@ def demands(desired: Desired, node: str) -> tuple[str, ...]:
     leaving = desired.nodes.get(node)
     for name, model in sorted(desired.models.items()):
         rules = model.spec.placement
-        others = [one for one in desired.nodes.values() if one.name != node and _may_run(model, one)]
+        others = [one for one in desired.nodes.values() if one.name != node and may_run(model, one)]
         if node in rules.nodes:
             found.append(
                 f"model {name} ({model.where}) names {node} in spec.placement.nodes: name other nodes, or none"
             )
-        elif leaving is not None and model.spec.replicas and _may_run(model, leaving) and not others:
+        elif leaving is not None and model.spec.replicas and may_run(model, leaving) and not others:
             labels = f" with labels {dict(rules.labels)}" if rules.labels else ""
             found.append(
                 f"model {name} ({model.where}) may run on no other node: {node} is the last of pool {rules.pool}{labels}: change"
@@ -185,7 +186,7 @@ def demands(desired: Desired, node: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _may_run(model: DesiredModel, node: DesiredNode) -> bool:
+def may_run(model: DesiredModel, node: DesiredNode) -> bool:
     rules = model.spec.placement
     labelled = all(node.labels.get(key) == value for key, value in rules.labels.items())
     return node.spec.pool == rules.pool and labelled and (not rules.nodes or node.name in rules.nodes)
