@@ -21,7 +21,7 @@ from llmgw.core.moves.guards import (
     refuse_other_secret,
 )
 from llmgw.core.moves.membership import settle_nodes
-from llmgw.core.moves.networks import shortcomings, untrue_labels
+from llmgw.core.moves.networks import lost_fabrics, shortcomings, untrue_labels
 from llmgw.core.moves.removal import leftovers, remove_models
 from llmgw.core.moves.rollout import settle_model
 from llmgw.core.moves.round import Round
@@ -172,7 +172,12 @@ def _finish(round_: Round, record: Record, options: PlanOptions, drifts: tuple[D
     return replace(
         made,
         steps=round_.book.finish(),
-        warnings=(*round_.told.warnings, *untrue_labels(round_), *shortcomings(round_)),
+        warnings=(
+            *round_.told.warnings,
+            *untrue_labels(round_),
+            *lost_fabrics(round_),
+            *shortcomings(round_),
+        ),
         waiting=tuple(sorted(round_.told.waiting)),
         due=min(round_.told.due, default=None),
         unchanged=round_.told.unchanged,

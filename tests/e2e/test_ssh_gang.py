@@ -22,6 +22,9 @@ def test_a_gang_over_two_machines_loses_a_rank_and_comes_back_whole(tmp_path: Pa
         road.llmgw("apply", "--yes")
         first = [set(engines(host, "chat")) for host in rig.hosts]
         assert [len(pids) for pids in first] == [1, 1]
+        for pid in set.union(*first):
+            own = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            assert b"GLOO_SOCKET_IFNAME=eth0" in own, "the interface that holds its host's address"
         (endpoint,) = road.endpoints()
         assert '"chat"' in road.ask(endpoint)
 

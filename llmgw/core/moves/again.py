@@ -51,7 +51,7 @@ def _place_lost(round_: Round, stand: Standing, copy: Copy, ranks: frozenset[int
         listening = facts.listening if facts is not None else ()
         if taken := sorted(set(rank.ports) & set(listening)):
             return f"somebody else listens on port {taken[0]} of {rank.node}"
-    return unjoined(round_, copy)
+    return unjoined(round_, copy.replica)
 
 
 def complete(round_: Round, stand: Standing, target: Copy) -> Want | None:

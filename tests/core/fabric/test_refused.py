@@ -203,7 +203,12 @@ def test_what_runs_is_left_alone_when_its_fabric_goes_and_the_plan_tells_it() ->
     unplug(world.nodes["gpu12"])
     made = world.plan()
     assert not made.commands
-    assert [notice.text for notice in made.warnings] == ["node/gpu12: fabric ib-a: mlx5_0 is DOWN (Polling)"]
+    label, running = [notice.text for notice in made.warnings]
+    assert label == "node/gpu12: fabric ib-a: mlx5_0 is DOWN (Polling)"
+    assert running.endswith(
+        "its nodes share no fabric any more, and it requires one (gpu11 has ib-a; gpu12: ib-a: mlx5_0 is DOWN (Polling)); "
+        "it is left alone while it runs"
+    )
 
 
 def test_a_replica_that_its_nodes_lost_is_not_started_again_where_its_fabric_is_gone() -> None:
