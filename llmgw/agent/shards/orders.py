@@ -99,7 +99,7 @@ class Orders:
         """The order goes last: as long as it is there, forgetting is not done."""
         await self._disk.remove(f"{SECRETS}/{shard}.json")
         for process in processes:
-            for ending in ("json", "json.lock", "json.end", "json.new"):
+            for ending in ("json", "json.lock", "json.end", "json.new", "json.restored"):
                 await self._disk.remove(f"status/{shard}.{process}.{ending}")
         await self._disk.remove_folder(f"logs/{shard}")
         await self._disk.remove_folder(home)

@@ -91,7 +91,7 @@ class ShimSpawner:
         for pause in _pauses(SETTLE_WITHIN):
             status = statusfiles.read(path)
             if status is None:
-                recorded = self._as_recorded(known)
+                recorded = self._as_recorded(known, path)
                 if recorded is not None or not self._belongings.starting(shard, process):
                     return recorded
             elif status.exit is not None:
@@ -107,10 +107,14 @@ class ShimSpawner:
             await asyncio.sleep(pause)
         return self._unseen(process, statusfiles.read(path))
 
-    def _as_recorded(self, known: Running | None) -> Running | None:
+    def _as_recorded(self, known: Running | None, path: Path) -> Running | None:
+        """What is known of it is written down twice again, so that it can be lost once more."""
         if known is None or not self._lives(known.engine):
             return None
-        return replace(known, shim=known.shim if self._lives(known.shim) else None)
+        found = replace(known, shim=known.shim if self._lives(known.shim) else None)
+        with contextlib.suppress(OSError):
+            statusfiles.restore(path, found)
+        return found
 
     async def exited(self, running: Running, status_file: str) -> Exit:
         if running.engine is not None:

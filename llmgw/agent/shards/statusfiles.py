@@ -1,6 +1,7 @@
 """What shims have written about the processes they started: ``status/<shard>.<process>.json``."""
 
 import json
+import os
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -40,8 +41,26 @@ def read(path: Path) -> Status | None:
         with path.open("rb") as file:
             data = json.loads(file.read(MAX_STATUS))
         return _status(data, process=path.name.rsplit(".", 2)[-2])
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
         return None
+
+
+def restore(path: Path, running: Running) -> None:
+    """Writes anew what was lost of a process that lives, as its order knows it; its shim writes over it when it ends.
+    Raises OSError."""
+    engine, shim = running.engine, running.shim
+    assert engine is not None, "it lives"
+    data = {
+        "bootId": engine.boot_id,
+        "startedAt": running.started.timestamp(),
+        "cgroup": None,
+        "shim": {"pid": shim.pid if shim else 0, "start": shim.start if shim else 0},
+        "engine": {"pid": engine.pid, "start": engine.start},
+    }
+    beside = path.with_name(f"{path.name}.restored")
+    with open(beside, "w", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)) as file:
+        json.dump(data, file)
+    beside.replace(path)
 
 
 def _status(data: dict[str, Any], *, process: str) -> Status:

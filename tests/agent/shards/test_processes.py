@@ -168,6 +168,8 @@ def test_an_engine_whose_status_file_is_lost_is_found_by_what_its_order_says(nod
         Path(order.status_file).write_bytes(b"{")  # noqa: ASYNC240 - a test's few bytes
         later = node.spawner()
         assert running(await later.find(SHARD, "engine", order.status_file, known=started)) == started
+        # From then on it is known twice again.
+        assert running(await node.spawner().find(SHARD, "engine", order.status_file)) == started
         await later.signal(started, signal.SIGKILL)
         await later.exited(started, order.status_file)
         assert not isinstance(await later.find(SHARD, "engine", order.status_file, known=started), Running)
