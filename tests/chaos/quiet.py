@@ -21,12 +21,15 @@ GONE_WITHIN: Final = 120.0
 def settled(room: Room, applying: Applying) -> list[str]:
     """What is still not as it should be when time is over; empty when all is well."""
     end = time.monotonic() + WITHIN
+    told: list[str] = []
     while True:
         applying.one_pass()
         wrong = _order_side(room) or list(_not_as_asked(room))
         if not wrong or time.monotonic() > end:
             return wrong
-        room.story.tell(f"not yet: {wrong[0]}" + (f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""))
+        if wrong != told:
+            room.story.tell(f"not yet: {'; '.join(wrong)}")
+        told = wrong
 
 
 def _order_side(room: Room) -> list[str]:

@@ -5,7 +5,7 @@ import threading
 import time
 from typing import Final
 
-LAST: Final = 250
+LAST: Final = 500
 
 
 class Story:

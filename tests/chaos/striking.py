@@ -1,5 +1,6 @@
 """Carries faults out, and undoes those that can be undone."""
 
+import json
 import os
 import signal
 import time
@@ -189,7 +190,7 @@ class Striker:
     def _corrupt(self, fault: Fault, host: Host) -> Undo | None:
         for one in self._agents(host):
             send(one.pid, signal.SIGKILL)
-        file = picked(state_files(host), fault.pick)
+        file = picked([file for file in state_files(host) if not _last_of_two(file)], fault.pick)
         if file is None:
             self._tell(fault, host, ": there is none")
             return None
@@ -254,6 +255,26 @@ def _listed(host: Host, *, hidden: bool) -> object:
         names = sorted(path.name for path in Path(f"/proc/{host.init}/root{WORK}/agents").iterdir())
         return [name for name in names if name.startswith(".") == hidden]
     return None
+
+
+def _last_of_two(file: Path) -> bool:
+    """What runs is known by its order and by its shim's word; when both are lost nobody can tell how it runs, and it is ended."""
+    shard = file.name.removesuffix(".json")
+    if file.parent.name == "status":
+        shard = shard.removesuffix(".end").removesuffix(".json").rpartition(".")[0]
+    elif file.parent.name != "shards":
+        return False
+    work = file.parents[1]
+    words = [work / "shards" / f"{shard}.json", *(work / "status").glob(f"{shard}.*.json")]
+    return any(not _is_json(other) for other in words)
+
+
+def _is_json(file: Path) -> bool:
+    try:
+        json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def file_of(host: Host, file: Path) -> Path:
