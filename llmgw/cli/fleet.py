@@ -32,10 +32,10 @@ from llmgw.controller.passes.values import PassRequest
 from llmgw.controller.passes.verdict import verdict
 from llmgw.controller.repo.state_branch import UnreadableRecordError
 from llmgw.core.amounts import plural
-from llmgw.model.units import duration
 from llmgw.model.plan import Plan
 from llmgw.model.problems import StaleError, StalledError
 from llmgw.model.record import Record
+from llmgw.model.units import duration
 
 Command = Callable[..., Any]
 
@@ -45,6 +45,11 @@ def _wishes(command: Command) -> Command:
     for option in (
         click.option("--commit", help="Plan this branch, tag or commit. [default: the branch's newest]"),
         click.option("--allow-rollback", is_flag=True, help="Go back behind the commit applied last."),
+        click.option(
+            "--allow-unknown-size",
+            is_flag=True,
+            help="Place models whose memory nobody can tell, as if they fitted.",
+        ),
         click.option(
             "--allow-prune",
             is_flag=True,
@@ -123,6 +128,7 @@ async def _wish(
     worktree: bool = False,
     allow_prune: bool = False,
     allow_rollback: bool = False,
+    allow_unknown_size: bool = False,
 ) -> Wish:
     if commit is not None and worktree:
         raise click.UsageError("--commit and --worktree name two different things to plan: give one of them")
@@ -132,6 +138,7 @@ async def _wish(
         offline=offline,
         allow_prune=allow_prune,
         allow_rollback=allow_rollback,
+        allow_unknown_size=allow_unknown_size,
     )
 
 

@@ -12,9 +12,11 @@ from typing import Protocol
 from llmgw.clock import Clock
 from llmgw.controller.nodes.transport import Transport
 from llmgw.controller.repo.records import RecordStore
+from llmgw.controller.weights.remote import Wanted
 from llmgw.core.adapter import EngineAdapter
 from llmgw.model.desired import Desired
 from llmgw.model.ids import Commit, FleetId
+from llmgw.model.weights import Inspection
 
 
 class Source(Protocol):
@@ -63,6 +65,14 @@ class FleetSecret(Protocol):
         ...
 
 
+class RemoteWeights(Protocol):
+    """A look at weights that no node has yet."""
+
+    async def look(self, wanted: Wanted) -> Inspection | None:
+        """Never fails: see Inspection.problem. None: such a source can't be looked at from here."""
+        ...
+
+
 def _learns_nothing(_: str) -> None:
     """For those who print nothing."""
 
@@ -88,3 +98,4 @@ class Fleet:
     trigger: str = "manual"
     environment: Mapping[str, str]
     learn: Callable[[str], object] = _learns_nothing
+    remote_weights: RemoteWeights | None = None

@@ -24,6 +24,8 @@ from llmgw.controller.repo.state_branch import GitRecordStore
 from llmgw.controller.secrets import SecretStore
 from llmgw.controller.settings import Settings
 from llmgw.controller.source import GitSource, desired_of_folder
+from llmgw.controller.weights.cache import Cache
+from llmgw.controller.weights.remote import RemoteWeights
 from llmgw.engines.registry import ADAPTERS
 from llmgw.model.desired import Desired
 from llmgw.model.ids import FleetId
@@ -125,6 +127,9 @@ async def opened(
         trigger=trigger,
         environment=environ,
         learn=redactor.learn,
+        remote_weights=RemoteWeights(
+            Cache(settings.state_dir / "weights"), environment=environ, learn=redactor.learn
+        ),
     )
     try:
         yield Opened(

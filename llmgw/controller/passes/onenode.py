@@ -172,12 +172,12 @@ def demands(desired: Desired, node: str) -> tuple[str, ...]:
     leaving = desired.nodes.get(node)
     for name, model in sorted(desired.models.items()):
         rules = model.spec.placement
-        others = [one for one in desired.nodes.values() if one.name != node and may_run(model, one)]
+        others = [one for one in desired.nodes.values() if one.name != node and _may_run(model, one)]
         if node in rules.nodes:
             found.append(
                 f"model {name} ({model.where}) names {node} in spec.placement.nodes: name other nodes, or none"
             )
-        elif leaving is not None and model.spec.replicas and may_run(model, leaving) and not others:
+        elif leaving is not None and model.spec.replicas and _may_run(model, leaving) and not others:
             labels = f" with labels {dict(rules.labels)}" if rules.labels else ""
             found.append(
                 f"model {name} ({model.where}) may run on no other node: {node} is the last of pool {rules.pool}{labels}: change"
@@ -186,7 +186,7 @@ def demands(desired: Desired, node: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def may_run(model: DesiredModel, node: DesiredNode) -> bool:
+def _may_run(model: DesiredModel, node: DesiredNode) -> bool:
     rules = model.spec.placement
     labelled = all(node.labels.get(key) == value for key, value in rules.labels.items())
     return node.spec.pool == rules.pool and labelled and (not rules.nodes or node.name in rules.nodes)

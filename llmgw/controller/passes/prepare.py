@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.observe import observe, unasked
+from llmgw.controller.passes.weigh import weigh
 from llmgw.controller.repo.records import Stored
 from llmgw.controller.secrets import require_key
 from llmgw.core.planner import PlanOptions, plan
@@ -32,6 +33,7 @@ class Wish:
     offline: bool = False
     allow_prune: bool = False
     allow_rollback: bool = False
+    allow_unknown_size: bool = False
     drained: str | None = None
 
 
@@ -61,6 +63,7 @@ async def prepare(
         observed = unasked(desired.nodes, stored.record)
     else:
         observed = await observe(desired.nodes, stored.record, links, clock=fleet.clock)
+        observed = await weigh(fleet, desired, record, observed, links)
     made = await plan_again(fleet, wish, stored=stored, record=record, desired=desired, observed=observed)
     return Prepared(stored=stored, record=record, desired=desired, observed=observed, plan=made)
 
@@ -74,6 +77,7 @@ async def plan_again(
     options = PlanOptions(
         allow_prune=wish.allow_prune,
         allow_rollback=wish.allow_rollback,
+        allow_unknown_size=wish.allow_unknown_size,
         strict_ancestor=goes_back,
         diverged=diverged,
         offline=wish.offline,

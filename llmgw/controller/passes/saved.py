@@ -20,7 +20,7 @@ from llmgw.wire.codec import CodecError, from_json, to_json
 LARGEST = 256 * 1024 * 1024
 """Bytes: a plan that starts 3,000 replicas is about 20 MB."""
 FORMAT_KEY = "formatVersion"
-PINNED, PRUNE, ROLLBACK = "pinned", "allowPrune", "allowRollback"
+PINNED, PRUNE, ROLLBACK, UNSIZED = "pinned", "allowPrune", "allowRollback", "allowUnknownSize"
 """In ``Plan.extra``: what the plan was asked with. A commit asked for by name stays good when the branch moves on."""
 
 
@@ -35,7 +35,12 @@ class SavedPlan:
 
 def with_wish(plan: Plan, wish: Wish) -> Plan:
     """The plan with what it was asked with, so that applying it needs no options."""
-    asked = {PINNED: wish.commit is not None, PRUNE: wish.allow_prune, ROLLBACK: wish.allow_rollback}
+    asked = {
+        PINNED: wish.commit is not None,
+        PRUNE: wish.allow_prune,
+        ROLLBACK: wish.allow_rollback,
+        UNSIZED: wish.allow_unknown_size,
+    }
     return replace(plan, extra={**plan.extra, **{name: "true" for name, given in asked.items() if given}})
 
 
@@ -45,6 +50,7 @@ def wish_of(saved: SavedPlan) -> Wish:
         commit=saved.plan.basis.commit if PINNED in extra else None,
         allow_prune=PRUNE in extra,
         allow_rollback=ROLLBACK in extra,
+        allow_unknown_size=UNSIZED in extra,
     )
 
 

@@ -11,6 +11,7 @@ from llmgw.core.fabric import choice, interfaces
 from llmgw.core.fabric.choice import Wish
 from llmgw.core.place.claims import NodeLedger
 from llmgw.core.place.fitting import Fit, describe, fit, need_text, suits, unsuited
+from llmgw.model.desired import DesiredNode
 from llmgw.model.manifest import Gpus, PlacementRules
 from llmgw.model.plan import Rejection
 
@@ -79,8 +80,11 @@ def candidates(request: Request, ledgers: Iterable[NodeLedger]) -> Candidates:
 def breaks_rules(ledger: NodeLedger, rules: PlacementRules, named: frozenset[str] | None = None) -> str:
     """Why a node is not one that the rules ask for; empty when it is. ``named``: ``rules.nodes``, for many questions."""
     node = ledger.view.desired
-    if node is None:
-        return "not in Git"
+    return "not in Git" if node is None else breaks_rules_of(node, rules, named)
+
+
+def breaks_rules_of(node: DesiredNode, rules: PlacementRules, named: frozenset[str] | None = None) -> str:
+    """The same of a node that Git names."""
     if rules.nodes and node.name not in (named if named is not None else rules.nodes):
         return "not among placement.nodes"
     if node.spec.pool != rules.pool:
