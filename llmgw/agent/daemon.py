@@ -5,12 +5,14 @@ import getpass
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import llmgw
 from llmgw import __version__
+from llmgw.agent.cancelling import cancelled
 from llmgw.agent.discovery.classes import Classes
 from llmgw.agent.discovery.commands import looking_environment
 from llmgw.agent.discovery.gpus import GpuDiscovery
@@ -25,6 +27,7 @@ from llmgw.agent.jobs.targets import DiskTargets
 from llmgw.agent.journal import FileJournalStore, Journal
 from llmgw.agent.lock import only_agent
 from llmgw.agent.logsink import log_to, secret_values
+from llmgw.agent.notify import ServiceManager
 from llmgw.agent.ownership import Ownership
 from llmgw.agent.policy import PolicyFile, policy_path
 from llmgw.agent.sampling import Sampler
@@ -48,8 +51,10 @@ from llmgw.wire.messages import PROTOCOL
 from llmgw.wire.setup import AgentSettings, Holder
 
 RUNTIME = Path(llmgw.__file__).parent / "runtime"
-LEAVE = 1.5
+LEAVE = 1.2
 """Seconds for a clean end: whoever asked (a service manager, an upgrade) waits for 2."""
+LEAVE_AT_LAST = 1.7
+"""Seconds until an end that is not clean. A thread that reads a dead disk can't be ended, and Python would wait for it."""
 PASSED_ON = (
     "PATH",
     "HOME",
@@ -151,6 +156,7 @@ def assemble(
         events=events,
         ownership=Ownership(disk=disk, journal=journal, fleet=settings.fleet),
         facts=sampler,
+        waits=True,
         rules=rules,
         examiner=NodeExaminer(
             places=places, settings=settings, rules=rules, policy=rules.path, strays=spawner.strays
@@ -159,26 +165,49 @@ def assemble(
     return Agent(service=service, server=Server(service), sampler=sampler, shards=shards, jobs=jobs)
 
 
-async def run(agent: Agent, work: Path) -> None:
-    """Adopts, then listens, until SIGTERM or SIGINT."""
+async def run(agent: Agent, work: Path, *, manager: ServiceManager) -> None:
+    """Listens, and adopts beside it, until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    await agent.service.adopt()
-    agent.sampler.start()
+    await agent.service.own()
     await agent.server.start(work)
     LOG.info("listening")
-    await stop.wait()
+    manager.ready()
+    adopting = asyncio.ensure_future(_adopt(agent))
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({adopting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    broken = adopting.exception() if adopting.done() else None
+    if broken is None:
+        await stopped
     LOG.info("ending; engines run on")
-    try:
-        await asyncio.wait_for(_close(agent), timeout=LEAVE)
-    except asyncio.TimeoutError:
+    manager.stopping()
+    leave_at_last()
+    closing = asyncio.ensure_future(_close(agent, adopting))
+    if not (await asyncio.wait({closing}, timeout=LEAVE))[0]:
         LOG.warning("not everything ended within %s s", LEAVE)
+    await cancelled(stopped)
+    if broken is not None:
+        raise broken  # a service manager starts the next agent
 
 
-async def _close(agent: Agent) -> None:
+async def _adopt(agent: Agent) -> None:
+    await agent.service.adopt()
+    LOG.info("what an earlier agent left is adopted")
+    agent.sampler.start()
+
+
+def leave_at_last() -> None:
+    """Whatever still hangs then, in a thread or in the kernel: nothing of the agent needs a better end."""
+    last = threading.Timer(LEAVE_AT_LAST, os._exit, args=(0,))
+    last.daemon = True
+    last.start()
+
+
+async def _close(agent: Agent, adopting: "asyncio.Task[None]") -> None:
+    await cancelled(adopting)
     await agent.server.close()
     await agent.sampler.close()
     await agent.service.close()
@@ -232,4 +261,4 @@ async def _main(
     learn: Callable[[str], None],
 ) -> None:
     agent = assemble(places, settings, own_env=own_env, clock=clock, info=info, learn=learn)
-    await run(agent, places.work)
+    await run(agent, places.work, manager=ServiceManager(own_env))

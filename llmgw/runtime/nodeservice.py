@@ -238,7 +238,8 @@ def start(work: str, name: str, way: str, settings: str, within: str, before: st
         if found is not None and found["pid"] != main_pid(name):
             end(work)
         must(["systemctl", "reset-failed", name + ".service"])
-        must(["systemctl", "restart", name + ".service"])
+        # Not until it is up: why it does not come up is found out below.
+        must(["systemctl", "restart", "--no-block", name + ".service"])
         return wait_up(work, settings, float(within), lambda: systemd_ended(name))
     end(work)
     process = spawn(work)

@@ -3,11 +3,13 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import time
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -128,6 +130,118 @@ def test_a_clean_end_waits_for_no_stream_that_is_open(tmp_path: Path) -> None:
         assert psutil.pid_exists(shard.pid)
 
     on_machine(tmp_path, main)
+
+
+HANGING = "#include <unistd.h>\nint nvmlInit_v2(void) { for (;;) pause(); }\n"
+
+
+def test_an_end_takes_two_seconds_at_most_while_a_driver_hangs_and_streams_are_open(tmp_path: Path) -> None:
+    """A call into a driver may hang for good: it is a child's, and the child ends with its agent."""
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc builds the driver that hangs")
+    library = tmp_path / "lib" / "libnvidia-ml.so.1"
+    library.parent.mkdir()
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)],
+        input=HANGING,
+        text=True,
+        check=True,
+    )
+
+    async def main(machine: Machine) -> None:
+        node = machine.node(env={"LD_LIBRARY_PATH": str(library.parent)})
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        pid = machine.holder(node).pid
+        agent = psutil.Process(pid)
+        children: list[psutil.Process] = []
+
+        def hangs() -> bool:
+            children[:] = [child for child in agent.children(recursive=True) if library.name in _maps(child)]
+            return bool(children)
+
+        looking = asyncio.ensure_future(machine.report(node))  # asks for a look now
+        await until(hangs)
+        async with machine.link(node) as link:
+            stream = asyncio.ensure_future(_drain(link.stream("watch", WatchParams(), WatchEvent)))
+            loop = asyncio.get_running_loop()
+            begun = loop.time()
+            os.kill(pid, signal.SIGTERM)
+            await until(lambda: _ended(pid))
+            assert loop.time() - begun <= 2
+            await asyncio.gather(stream, looking, return_exceptions=True)
+        await until(lambda: not any(child.is_running() for child in children))
+
+    on_machine(tmp_path, main)
+
+
+def _maps(process: psutil.Process) -> str:
+    try:
+        return Path(f"/proc/{process.pid}/maps").read_text()
+    except OSError:
+        return ""
+
+
+def test_an_end_takes_two_seconds_at_most_while_a_thread_hangs(tmp_path: Path) -> None:
+    """A thread that reads a dead disk can't be ended, and Python waits for threads."""
+    code = """
+import asyncio, time
+from llmgw.agent.daemon import leave_at_last
+async def main():
+    asyncio.get_running_loop().run_in_executor(None, time.sleep, 60)
+    leave_at_last()
+asyncio.run(main())
+"""
+    begun = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", code], check=False, timeout=30)
+    assert ended.returncode == 0
+    assert time.monotonic() - begun < 5
+
+
+def test_the_socket_answers_while_what_an_earlier_agent_left_is_still_being_claimed(tmp_path: Path) -> None:
+    """``hello`` at once, everything else once all is claimed."""
+
+    async def main(machine: Machine) -> None:
+        node = machine.node()
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        await machine.start(node, engine_spec(free_port()))
+        before = await machine.shard_when(node, lambda shard: shard.state == "ready")
+        machine.kill_agent(node)
+        # As when its shim has just been started and has written nothing yet: the agent waits for its word.
+        status = machine.work(node) / "status" / f"{before.shard}.engine.json"
+        shim = json.loads(status.read_text())["shim"]["pid"]
+        hidden = status.with_suffix(".hidden")
+        status.rename(hidden)
+        order = machine.work(node) / "shards" / f"{before.shard}.json"
+        written = json.loads(order.read_text())
+        written["processes"] = []
+        order.write_text(json.dumps(written))
+        starting = asyncio.ensure_future(machine.transport.bootstrap(node, fleet=FLEET))
+        work = machine.work(node)
+        loop = asyncio.get_running_loop()
+        await until(lambda: _listens(work))
+        with closing(Raw(work)) as client:
+            assert "result" in await asyncio.to_thread(client.hello)
+            await asyncio.to_thread(
+                client.send, b'{"jsonrpc": "2.0", "id": 2, "method": "report", "params": {}}\n'
+            )
+            answer = loop.run_in_executor(None, client.answer)
+            done, _ = await asyncio.wait({answer}, timeout=0.5)
+            assert not done, "not everything is claimed yet"
+            hidden.rename(status)
+            report = (await asyncio.wait_for(answer, 20))["result"]
+        assert [shard["pid"] for shard in report["shards"]] == [before.pid]
+        assert psutil.pid_exists(shim)
+        await starting
+
+    on_machine(tmp_path, main)
+
+
+def _listens(work: Path) -> bool:
+    try:
+        Raw(work).close()
+    except (OSError, NoAgentError):
+        return False
+    return True
 
 
 async def _drain(stream: Any) -> None:

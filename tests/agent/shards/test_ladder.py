@@ -205,6 +205,8 @@ def test_a_shim_is_spared_for_its_last_word_unless_its_time_is_over(node: RealNo
         spawner = node.spawner()
         await spawner.kill_remaining(SHARD)
         assert (await spawner.exited(started, node.status_file())).signal == signal.SIGKILL
+        first = started.shim.pid
+        await until(lambda: not lives(first))
         again = await node.start(node.python(node.sleep(302)))
         await spawner.kill_remaining(SHARD, shims=True)
         await spawner.exited(again, node.status_file())

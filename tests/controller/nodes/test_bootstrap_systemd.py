@@ -100,6 +100,10 @@ def test_systemd_runs_the_agent_and_engines_outlive_it(host: BareHost, tmp_path:
         after = await shard_when(host, lambda shard: shard.state == "ready")
         assert (after.pid, after.attempts) == (engine.pid, engine.attempts)
 
+        await _hangs_and_is_replaced(host)
+        after = await shard_when(host, lambda shard: shard.state == "ready")
+        assert (after.pid, after.attempts) == (engine.pid, engine.attempts)
+
         host.run("systemctl", "stop", "llmgw-agent")  # bootstrap starts what a person has stopped
         assert (await tool.install(host.shell, node(), fleet=FLEET)).changed
         await stop_engine(host, engine.shard)
@@ -131,6 +135,22 @@ def test_an_agent_that_can_not_run_is_explained_and_one_started_by_hand_gives_wa
         assert host.pids("main.py daemon") == [_main_pid(host)]
 
     asyncio.run(main())
+
+
+async def _hangs_and_is_replaced(host: BareHost) -> None:
+    """Systemd hears nothing more from one whose loop hangs; here it loses its patience sooner."""
+    folder = "/etc/systemd/system/llmgw-agent.service.d"
+    lines = "[Service]\\nWatchdogSec=2\\nTimeoutAbortSec=1\\n"
+    host.run("sh", "-c", f"mkdir {folder} && printf '{lines}' >{folder}/patience.conf")
+    host.run("systemctl", "daemon-reload")
+    host.run("systemctl", "restart", "llmgw-agent")
+    hanging = _main_pid(host)
+    await asyncio.sleep(3)
+    assert _main_pid(host) == hanging, "it has told that it goes on"
+    host.run("kill", "-STOP", str(hanging))
+    await _another_agent(host, hanging)
+    host.run("rm", "-r", folder)
+    host.run("systemctl", "daemon-reload")
 
 
 def _main_pid(host: BareHost) -> int:

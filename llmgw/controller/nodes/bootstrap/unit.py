@@ -60,6 +60,7 @@ def unit(work: str) -> str:
     """The systemd unit. Nothing in it protects or hides anything (Protect…, Private…, DevicePolicy, RestrictSUIDSGID, MemoryMax):
     engines inherit it, and it would keep GPUs, RDMA, JIT compilers and the kernel's log of GPU faults from them.
 
+    ``Type=notify``: it is up when it listens. ``WatchdogSec``: one whose loop hangs is started anew, and adopts its engines.
     ``KillMode=process``: engines outlive their agent. ``OOMPolicy=continue``: one engine's end for want of memory must not
     stop the unit."""
     return f"""\
@@ -70,7 +71,8 @@ After=network-online.target remote-fs.target nvidia-persistenced.service
 StartLimitIntervalSec=0
 
 [Service]
-Type=exec
+Type=notify
+WatchdogSec=120
 ExecStart={_words(launcher(work), "daemon", "--work", work)}
 Restart=always
 RestartSec=2
