@@ -23,7 +23,11 @@ class AskError(Exception):
 
 
 class NoAnswerError(AskError):
-    """The time is over."""
+    """The time is over. ``process`` was killed, and may not have ended for all that."""
+
+    def __init__(self, message: str, process: asyncio.subprocess.Process) -> None:
+        super().__init__(message)
+        self.process = process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +72,7 @@ async def run_program(argv: Sequence[str], *, env: Mapping[str, str], deadline: 
     try:
         out, err = await asyncio.wait_for(_read(process), timeout=deadline)
     except asyncio.TimeoutError:
-        raise NoAnswerError(f"{argv[0]} gave no answer within {deadline:.0f} s") from None
+        raise NoAnswerError(f"{argv[0]} gave no answer within {deadline:.0f} s", process) from None
     finally:
         await end_session(process)
     return Said(

@@ -50,12 +50,16 @@ class GpuDiscovery:
     host_memory: Callable[[], tuple[int, int]] = field(default_factory=lambda: _host_memory)
     classes: Classes = field(default_factory=Classes)
     _absent_until: float = 0.0
+    _stuck: asyncio.subprocess.Process | None = None
     _latest: GpuSample = GpuSample()
 
     async def sample(self) -> GpuSample:
         now = asyncio.get_running_loop().time()
         if now < self._absent_until and not os.path.exists(DEVICE):  # noqa: PTH110, ASYNC240 - one stat of /dev
             return GpuSample()
+        if self._stuck is not None and self._stuck.returncode is None:
+            # It can't be killed, so another would hang beside it, and so on with every look.
+            return self._silent([f"asking for GPUs: pid {self._stuck.pid} still hangs in the driver"])
         problems: list[str] = []
         for source, ask in (("nvml", self._by_nvml), ("nvidia-smi", self._by_nvidia_smi)):
             try:
@@ -63,6 +67,7 @@ class GpuDiscovery:
             except NoAnswerError as wrong:
                 # Whoever is asked next would ask the same driver, and wait for it just as long.
                 problems.append(f"asking for GPUs by {source}: {wrong}")
+                self._stuck = wrong.process
                 break
             if found is not None:
                 await self.classes.load()

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from llmgw.agent.discovery import gpus as module
-from llmgw.agent.discovery.commands import AskError, ask_program
+from llmgw.agent.discovery.commands import AskError, NoAnswerError, ask_program
 from llmgw.agent.discovery.gpus import GpuDiscovery, GpuSample
+from llmgw.agent.discovery.readings import Look
 from llmgw.agent.sampling import Sampler
 from llmgw.model.facts import Facts
 
@@ -68,6 +69,37 @@ def test_a_machine_without_gpus_is_no_problem_and_is_not_asked_again_at_once(tmp
 
     asyncio.run(main())
     assert not asked.exists()
+
+
+class Unkillable:
+    """A child in a call of a driver that never comes back."""
+
+    pid = 4711
+    returncode: int | None = None
+
+
+def test_a_child_that_cannot_be_killed_is_not_joined_by_another(tmp_path: Path) -> None:
+    """One would be added with every look, for as long as the machine runs."""
+    child = Unkillable()
+    asked = []
+
+    class Hanging(GpuDiscovery):
+        async def _by_nvml(self) -> Look:
+            asked.append("nvml")
+            raise NoAnswerError("no answer within 10 s", child)  # type: ignore[arg-type] # as far as it is looked at
+
+    async def main() -> None:
+        discovery = Hanging(env={"PATH": str(tmp_path)})
+        assert (await discovery.sample()).problems == ("asking for GPUs by nvml: no answer within 10 s",)
+        for _ in range(3):
+            stuck = await discovery.sample()
+            assert stuck.problems == ("asking for GPUs: pid 4711 still hangs in the driver",)
+        assert asked == ["nvml"]
+        child.returncode = -9
+        await discovery.sample()
+        assert asked == ["nvml"] * 2
+
+    asyncio.run(main())
 
 
 def test_the_child_imports_nothing_of_llmgw() -> None:
