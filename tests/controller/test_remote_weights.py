@@ -66,9 +66,9 @@ def serving() -> Iterator[Server]:
             self.send_header("Content-Length", str(len(part)))
             self.end_headers()
             try:
-                for begin in range(0, len(part), 65536):
-                    self.wfile.write(part[begin : begin + 65536])
-                    state.sent += len(part[begin : begin + 65536])
+                for at in range(0, len(part), 65536):
+                    self.wfile.write(part[at : at + 65536])
+                    state.sent += len(part[at : at + 65536])
             except OSError:
                 self.close_connection = True
 

@@ -9,6 +9,7 @@ from llmgw.model.manifest import GIB
 from llmgw.model.plan import Step, StepKind, StepOutcome, StepResult
 from llmgw.model.record import NodeRecord, Outcome, Record, ReplicaPhase
 from llmgw.model.report import Exit, JournalEntry, Observed, Reach
+from llmgw.model.weights import Measured, Weights
 from tests.core.builders import FLEET, KEY, NOW, NodeState, a_pass, desired, facts, gpu, model, node
 from tests.core.fleets import Fleet, fleet
 
@@ -204,3 +205,47 @@ def test_a_journal_too_long_for_one_report_is_read_to_its_end_by_the_next() -> N
     rest = replace(part, journal=(), journal_last=2500)
     seen = Observed(nodes={"gpu01": replace(observed.nodes["gpu01"], report=rest)})
     assert recording.observe(record, seen, NOW).nodes["gpu01"].journal_cursor == 2500
+
+
+# ---- sizes -------------------------------------------------------------------------------------------------
+
+
+def said(key: str = "k", *, kv: str = "21.5", replica: str = "chat-1") -> Measured:
+    return Measured(key=key, about="chat on h100-80g", values={"kv": (kv,)}, replica=replica)
+
+
+def after(world: Fleet, *shards: Measured, weights: dict[str, Weights] | None = None) -> Record:
+    """The record once the nodes' shards have said something, one each."""
+    seen = world.observe()
+    node_ = seen.nodes["gpu01"]
+    assert node_.report is not None
+    told = zip(node_.report.shards, shards, strict=False)
+    report = replace(node_.report, shards=tuple(replace(shard, measured=it) for shard, it in told))
+    observed = Observed(nodes={"gpu01": replace(node_, report=report)}, weights=weights)
+    return recording.observe(world.record, observed, world.now)
+
+
+def test_what_engines_say_of_their_memory_is_kept_and_the_newest_counts() -> None:
+    world = settled(lab(model("chat", replicas=2)), box())
+    world.record = after(world, said(), said("other"))
+    assert set(world.record.measured) == {"k", "other"}
+    assert after(world, said(replica="chat-2"), said("other")).measured == world.record.measured
+    assert after(world, said(kv="20.0"), said("other")).measured["k"].values == {"kv": ("20.0",)}
+
+
+def test_a_start_that_failed_takes_nothing_away_from_what_is_known() -> None:
+    world = settled(lab(model("chat")), box())
+    whole = Measured(key="k", about="chat", values={"kv": ("21.5",), "weights": ("15",)})
+    world.record = after(world, whole)
+    part = Measured(key="k", about="chat", values={"weights": ("15",)})
+    assert after(world, part).measured["k"] == whole
+
+
+def test_weights_that_are_asked_for_are_kept_and_others_dropped() -> None:
+    world = settled(lab(model("chat")), box())
+    known = Weights(digest="d", description="chat's", size=7)
+    broken = Weights(digest="e", description="other's", problem="no config.json")
+    world.record = after(world, weights={"d": known, "e": broken})
+    assert world.record.weights == {"d": known}
+    assert after(world).weights == {"d": known}, "nobody looked"
+    assert after(world, weights={}).weights == {}, "no model asks for them any more"

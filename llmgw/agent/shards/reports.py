@@ -8,7 +8,7 @@ from llmgw.core.lifecycle import describe_exit
 from llmgw.model.ids import ShardId
 from llmgw.model.launch import LaunchSpec
 from llmgw.model.report import TOLD, ByHand, ComputesOn, Exit, ShardReport, ShardState
-
+from llmgw.model.weights import Measured
 
 FIELD = 1_000
 """Characters that a journal keeps of one field."""
@@ -23,6 +23,7 @@ class Seen:
     by_hand: ByHand | None = None
     lost: str = ""
     problem: str = ""
+    measured: Measured | None = None
     computes_on: ComputesOn | None = None
 
 
@@ -56,6 +57,7 @@ def report(spec: LaunchSpec, life: Life, seen: Seen) -> ShardReport:
         computes_on=seen.computes_on,
         by_hand=seen.by_hand,
         lost=seen.lost,
+        measured=seen.measured,
     )
 
 

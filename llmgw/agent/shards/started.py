@@ -90,9 +90,12 @@ class Started:
         return list(self._watchers.values())
 
     def explain(self, exit_: Exit, evidence: autopsy.Evidence = autopsy.NOTHING_SEEN) -> Exit:
-        begin = self._begins.get(exit_.process, 0)
-        output = self._around.logs.since(self._spec.shard, exit_.process, begin, most=autopsy.READ)
-        return autopsy.explain(exit_, self._mask(output), evidence)
+        return autopsy.explain(exit_, self.output(exit_.process), evidence)
+
+    def output(self, process: str) -> str:
+        """What it has written since its start, or the end of that; without secrets."""
+        begin = self._begins.get(process, 0)
+        return self._mask(self._around.logs.since(self._spec.shard, process, begin, most=autopsy.READ))
 
     async def _await_end(self, running: Running) -> None:
         path = self._around.status_file(running.shard, running.process)

@@ -10,6 +10,7 @@ from llmgw.agent.cancelling import cancelled
 from llmgw.agent.seams import Running
 from llmgw.agent.shards import autopsy, clearing, computing, launching, reports
 from llmgw.agent.shards.jobs import await_jobs
+from llmgw.agent.shards.measuring import measured
 from llmgw.agent.shards.orders import StoredOrder
 from llmgw.agent.shards.readiness import Questions
 from llmgw.agent.shards.started import Started
@@ -32,10 +33,13 @@ from llmgw.model.facts import Gpu
 from llmgw.model.launch import ENGINE, LaunchSpec
 from llmgw.model.problems import LlmgwError
 from llmgw.model.report import ByHand, ComputesOn, Exit, ShardReport, ShardState
+from llmgw.model.weights import Measured
 from llmgw.wire.codec import CodecError
 
 log = logging.getLogger(__name__)
 
+TELLING = frozenset({ShardState.READY, ShardState.BACKOFF, ShardState.FAILED})
+"""When an engine has said what it has to say of its memory: that it has got it, or that it could not."""
 AGAIN_AFTER = 5.0
 """Seconds until an activity that has broken is begun again."""
 
@@ -69,6 +73,7 @@ class Shard:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_turn = 0
         self._problem = ""
+        self._measured: Measured | None = None
 
     @property
     def spec(self) -> LaunchSpec:
@@ -119,6 +124,7 @@ class Shard:
             by_hand=self._order.by_hand,
             lost=self._lost,
             problem=self._problem,
+            measured=self._measured,
             computes_on=self._computes_on,
         )
         return reports.report(self.spec, self.life, seen)
@@ -157,7 +163,9 @@ class Shard:
     @property
     def _computes_on(self) -> ComputesOn | None:
         engine, known = self._started.engine, self._order.computing
-        return known.on if known is not None and engine is not None and engine.engine == known.engine else None
+        return (
+            known.on if known is not None and engine is not None and engine.engine == known.engine else None
+        )
 
     async def settled(self) -> None:
         """Returns when what it was begun with has been taken in."""
@@ -222,6 +230,8 @@ class Shard:
                 "shard %s: %s -> %s: %s", self.spec.shard, before.state.value, life.state.value, life.reason
             )
             self._around.events(reports.moved(self.spec, before.state, life))
+            if life.state in TELLING and self.spec.measure is not None:
+                self._measured = measured(self.spec, self._started.output(ENGINE)) or self._measured
         self._around.events(self.report())
 
     # ---- Time ---------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """What is different between two records, one sentence a thing: what people are told when nobody commanded it."""
 
+from llmgw.core.amounts import size
 from llmgw.model.record import ModelRecord, NodeRecord, Record, ReplicaPhase, ReplicaRecord
 
 
@@ -15,7 +16,7 @@ def weighty(before: Record, after: Record) -> bool:
 
 def any_news(before: Record, after: Record) -> bool:
     """How far the journals were read is no news by itself."""
-    return weighty(before, after) or bool(_nodes(before, after))
+    return weighty(before, after) or bool(_nodes(before, after) or _sizes(before, after))
 
 
 def sentences(before: Record, after: Record) -> tuple[str, ...]:
@@ -25,6 +26,7 @@ def sentences(before: Record, after: Record) -> tuple[str, ...]:
         *_models(before, after),
         *_endpoints(before, after),
         *_nodes(before, after),
+        *_sizes(before, after),
     )
 
 
@@ -123,3 +125,18 @@ def _facts(old: NodeRecord, new: NodeRecord) -> str:
     if gone or come:
         told.append(f"its GPUs changed: {len(old.facts.gpus)} before, {len(new.facts.gpus)} now")
     return ", ".join(told) or "what the node is has changed"
+
+
+def _sizes(before: Record, after: Record) -> list[str]:
+    """What is known of weights, and what engines said of their memory."""
+    told = [
+        f"{weights.description}: {size(weights.size)} of weights"
+        for digest, weights in after.weights.items()
+        if before.weights.get(digest) != weights
+    ]
+    told += [
+        f"{measured.about} has said how much memory it takes ({measured.replica})"
+        for key, measured in after.measured.items()
+        if before.measured.get(key) != measured
+    ]
+    return told

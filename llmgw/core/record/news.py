@@ -13,10 +13,13 @@ from llmgw.model.launch import RestartPolicy
 from llmgw.model.manifest import FleetSpec
 from llmgw.model.record import Attempts, Held, ModelRecord, NodeRecord, Record, ReplicaPhase, ReplicaRecord
 from llmgw.model.report import NodeObservation, Observed, Reach, ShardReport
+from llmgw.model.weights import Measured
 
 NO_WISHES = Desired(commit=None, fleet_name="", fleet=FleetSpec())
 LINES_KEPT = 20
 """Lines of a failed replica's output that the record keeps: a traceback's end and what led to it."""
+MEASURED_KEPT = 256
+"""Ways of running that measurements are kept of."""
 UP_FOR_LONG = timedelta(seconds=RestartPolicy().reset_after)
 """A gang that served so long fails for the first time again, as a single shard does on its node."""
 GONE = frozenset({Health.MISSING, Health.STOPPED})
@@ -28,8 +31,28 @@ def observe(record: Record, observed: Observed, now: datetime) -> Record:
     folded = fold_replicas(record, seen, now)
     nodes = {name: _node(node, observed.nodes.get(name), now) for name, node in folded.nodes.items()}
     folded = replace(folded, nodes=nodes)
-    folded = replace(folded, endpoints=endpoints(folded, seen))
+    folded = replace(folded, endpoints=endpoints(folded, seen), measured=_measured(record, seen))
+    if observed.weights is not None:
+        # What nobody could tell is no knowledge; what no model asks for any more is dropped.
+        folded = replace(folded, weights={digest: it for digest, it in observed.weights.items() if it.usable})
     return record if folded == record else folded
+
+
+def _measured(record: Record, seen: Survey) -> dict[str, Measured]:
+    """What engines have said of their memory. The newest word counts; the oldest are dropped beyond a bound."""
+    found = dict(record.measured)
+    for shard in seen.shards.values():
+        said = shard.report.measured
+        if said is not None and not _same(found.get(said.key), said):
+            found.pop(said.key, None)
+            found[said.key] = said
+    return dict(list(found.items())[-MEASURED_KEPT:])
+
+
+def _same(known: Measured | None, said: Measured) -> bool:
+    """Another replica that says what is known is no news; neither is one that failed, where one that got its memory has
+    spoken."""
+    return known is not None and (known.values == said.values or (known.values.keys() > said.values.keys()))
 
 
 def fold_replicas(record: Record, seen: Survey, now: datetime) -> Record:

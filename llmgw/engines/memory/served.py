@@ -17,7 +17,7 @@ from llmgw.engines.memory.options import count, option
 from llmgw.model.desired import DesiredModel
 from llmgw.model.launch import Measure
 from llmgw.model.record import RankPlacement
-from llmgw.model.weights import Weights
+from llmgw.model.weights import Measured, Weights
 
 LOADED = 1.02
 """What lies in memory for each byte of the files: padding, buffers, tensors that every rank keeps."""
@@ -84,7 +84,7 @@ class Served:
             kind,
             footprint,
             takes=lambda total: self.takes(model, total),
-            refused=self._refuses_kind(model, weights, kind),
+            refused=self._refuses_kind(model, weights, kind) or self._said_no(model, weights, kind, measured),
             spare=f"enough for {at_once:.1f} such requests at once" if cache else "",
         )
 
@@ -136,6 +136,16 @@ class Served:
                 Line(name="activations and overhead", size=rest, note="measured"),
             )
         )
+
+    def _said_no(
+        self, model: DesiredModel, weights: Weights, kind: GpuKind, measured: Measured | None
+    ) -> str:
+        """What vLLM itself refused before, with as much to use, it will refuse again."""
+        said = amounts(measured) if measured is not None else {}
+        tokens, longest = tokens_of(model, weights) or 0, said.get("longest")
+        if longest is None or tokens <= longest or said.get("budget", 0) < self.takes(model, kind.memory):
+            return ""
+        return f"vLLM has said there that at most {longest:,} tokens fit, not {tokens:,}: write maxModelLen: {longest}"
 
     def _refuses_kind(self, model: DesiredModel, weights: Weights, kind: GpuKind) -> str:
         if why := capability.why_not(capability.method(model, weights), kind.capability):
