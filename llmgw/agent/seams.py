@@ -322,9 +322,9 @@ class ShardKeeper(Protocol):
 
     async def key(self, params: KeyParams) -> Accepted: ...
 
-    def needs(self) -> Mapping[str, ShardId]:
-        """Digests of the engines and weights that its orders refer to, of shards that have ended too; each with one that
-        does. :data:`ANYTHING_STORED` is among them when an order can't be read."""
+    def needs(self) -> Mapping[str, tuple[ShardId, ...]]:
+        """Digests of the engines and weights that its orders refer to, of shards that have ended too, with those shards.
+        :data:`ANYTHING_STORED` is among them when an order can't be read."""
         ...
 
     async def sampled(self, gpus: tuple[Gpu, ...]) -> None:

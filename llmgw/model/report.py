@@ -131,6 +131,7 @@ class Stored:
     path: str
     size: int  # bytes on the disk; of weights that somebody else has put there: none
     held: str = ""
+    shards: tuple[ShardId, ...] = ()  # those among the reasons: each whose order refers to it
 
 
 TOLD = "told"

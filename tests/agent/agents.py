@@ -11,6 +11,7 @@ from llmgw.agent.jobs.runner import Jobs
 from llmgw.agent.journal import Journal, MemoryJournalStore
 from llmgw.agent.ownership import Ownership
 from llmgw.agent.sampling import FixedFacts
+from llmgw.agent.seams import ANYTHING, Examiner, Rules
 from llmgw.agent.service import AgentService, Checkpoint, no_checkpoint
 from llmgw.clock import FakeClock
 from llmgw.model.claims import Claims
@@ -134,7 +135,7 @@ class FakeShards:
     calls: list[str] = field(default_factory=list)
     error: Exception | None = None
     lines: tuple[str, ...] = ()
-    needed: dict[str, ShardId] = field(default_factory=dict)
+    needed: dict[str, tuple[ShardId, ...]] = field(default_factory=dict)
 
     async def adopt(self) -> None:
         self.calls.append("adopt")
@@ -184,7 +185,7 @@ class FakeShards:
     def reports(self) -> tuple[ShardReport, ...]:
         return tuple(self.states[name] for name in sorted(self.states))
 
-    def needs(self) -> Mapping[str, ShardId]:
+    def needs(self) -> Mapping[str, tuple[ShardId, ...]]:
         return self.needed
 
     def problems(self) -> tuple[str, ...]:
@@ -216,6 +217,8 @@ class Node:
     facts: Facts = Facts(hostname="n1")
     fleet: FleetId | None = FLEET
     seconds: float = 0.0
+    rules: Rules = ANYTHING
+    examiner: Examiner | None = None
 
     async def agent(self, *, checkpoint: Checkpoint = no_checkpoint) -> AgentService:
         service, _ = await self.agent_with_events(checkpoint=checkpoint)
@@ -248,6 +251,8 @@ class Node:
             ownership=Ownership(disk=self.disk, journal=journal, fleet=self.fleet),
             facts=FixedFacts(self.facts),
             checkpoint=checkpoint,
+            rules=self.rules,
+            examiner=self.examiner,
         )
         await service.adopt()
         return service, events

@@ -18,11 +18,11 @@ class Storage:
     """``needs``: the digests that shards refer to, and by which."""
 
     jobs: Jobs
-    needs: Callable[[], Mapping[str, ShardId]]
+    needs: Callable[[], Mapping[str, tuple[ShardId, ...]]]
 
     async def stored(self) -> tuple[Stored, ...]:
         found = await asyncio.to_thread(self.jobs.targets.stored)
-        return tuple(replace(one, held=self._held(one.name)) for one in found)
+        return tuple(self._with_reasons(one) for one in found)
 
     async def collect(self, names: Iterable[str]) -> tuple[tuple[Stored, ...], tuple[Stored, ...]]:
         """What was removed and what was kept; no job is ordered meanwhile. Raises StalledError when the disk refuses."""
@@ -42,19 +42,23 @@ class Storage:
                 f"removing {one.description} at {one.path}: {wrong.strerror}: {wrong.filename}: see to its rights"
             ) from wrong
 
-    def _held(self, name: str) -> str:
-        """Why it stays; empty: nothing here refers to it."""
-        kind, _, rest = name.partition("/")
+    def _with_reasons(self, one: Stored) -> Stored:
+        kind, _, rest = one.name.partition("/")
+        if working := self._worked_on(kind, rest):
+            return replace(one, held=working)
+        if kind not in ("engine", "weights"):
+            return one
+        needs = self.needs()
+        if broken := needs.get(ANYTHING_STORED):
+            return replace(one, held=f"the order of shard {broken[0]} can't be read: forget that shard first")
+        shards = needs.get(rest, ())
+        return replace(one, shards=shards, held=f"shard {', '.join(shards)} refers to it" if shards else "")
+
+    def _worked_on(self, kind: str, rest: str) -> str:
         at_work = self.jobs.at_work()
         if kind == "half":
             job = rest.partition("/")[0]
             return f"{job} works on it" if job in at_work.values() else ""
         if kind == "tool":
             return f"{next(iter(at_work.values()))} may work with it" if at_work else ""
-        if rest in at_work:
-            return f"{at_work[rest]} works on it"
-        needs = self.needs()
-        if ANYTHING_STORED in needs:
-            return f"the order of shard {needs[ANYTHING_STORED]} can't be read: forget that shard first"
-        shard = needs.get(rest)
-        return f"the order of shard {shard} refers to it" if shard is not None else ""
+        return f"{at_work[rest]} works on it" if rest in at_work else ""

@@ -302,7 +302,7 @@ class Shards:
     def reports(self) -> tuple[ShardReport, ...]:
         return tuple(self._shards[name].report() for name in sorted(self._shards))
 
-    def needs(self) -> Mapping[str, ShardId]:
+    def needs(self) -> Mapping[str, tuple[ShardId, ...]]:
         return needed((shard.spec for shard in self._shards.values()), self._unreadable)
 
     def problems(self) -> tuple[str, ...]:

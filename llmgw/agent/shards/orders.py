@@ -124,14 +124,14 @@ class Orders:
         await self._disk.remove(f"{FOLDER}/{ASIDE}/{shard}.json")
 
 
-def needed(specs: Iterable[LaunchSpec], unreadable: Iterable[str]) -> Mapping[str, ShardId]:
+def needed(specs: Iterable[LaunchSpec], unreadable: Iterable[str]) -> Mapping[str, tuple[ShardId, ...]]:
     """Digests of engines and weights that orders refer to; see ShardKeeper.needs."""
-    found: dict[str, ShardId] = {}
+    found: dict[str, tuple[ShardId, ...]] = {}
     for spec in specs:
-        digests = (spec.engine, spec.weights, spec.expect.engine, spec.expect.weights)
-        found |= {digest: spec.shard for digest in digests if digest}
-    for shard in unreadable:
-        found[ANYTHING_STORED] = ShardId(shard)
+        for digest in {spec.engine, spec.weights, spec.expect.engine, spec.expect.weights} - {None}:
+            found[str(digest)] = (*found.get(str(digest), ()), spec.shard)
+    if broken := tuple(ShardId(shard) for shard in unreadable):
+        found[ANYTHING_STORED] = broken
     return found
 
 

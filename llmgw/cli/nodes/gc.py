@@ -13,14 +13,16 @@ from llmgw.controller.opening import Opened
 from llmgw.controller.passes.collecting import Sorting, collecting, sort
 from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.links import Links
+from llmgw.controller.passes.observe import NODE_TIMEOUT
 from llmgw.controller.passes.progress import Silent
 from llmgw.controller.passes.reconcile import one_pass
 from llmgw.controller.passes.values import PassRequest
+from llmgw.controller.passes.watch import NO_JOURNAL
 from llmgw.core.amounts import plural, size
 from llmgw.model.desired import DesiredNode
-from llmgw.model.report import Stored
+from llmgw.model.report import Report, Stored
 from llmgw.wire.codec import to_json
-from llmgw.wire.messages import StorageParams, StorageResult
+from llmgw.wire.messages import ReportParams, StorageParams, StorageResult
 
 FORMAT_VERSION = 1
 LOOK_WITHIN = 120.0
@@ -58,6 +60,7 @@ async def _gc(asked: Asked, name: str, *, yes: bool, json_wanted: bool, allow_un
             node=node,
             desired=known.desired,
             record=known.record,
+            report=await _report(node, links),
             adapters=opened.fleet.adapters,
         )
         if yes and found.unused:
@@ -72,6 +75,11 @@ async def _gc(asked: Asked, name: str, *, yes: bool, json_wanted: bool, allow_un
 async def _stored(node: DesiredNode, links: Links) -> tuple[Stored, ...]:
     link = await links.to(node)
     return (await link.request("storage", StorageParams(), StorageResult, timeout=LOOK_WITHIN)).stored
+
+
+async def _report(node: DesiredNode, links: Links) -> Report:
+    link = await links.to(node)
+    return await link.request("report", ReportParams(journal_after=NO_JOURNAL), Report, timeout=NODE_TIMEOUT)
 
 
 async def _remove(

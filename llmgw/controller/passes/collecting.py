@@ -7,7 +7,7 @@ or on another node: a replica may come here. Whether something on the node itsel
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from llmgw.controller.passes.onenode import MakePlan, instead
+from llmgw.controller.passes.onenode import MakePlan, forget, forgettable, instead
 from llmgw.controller.passes.prepare import Prepared
 from llmgw.core.adapter import EngineAdapter, NodeContext
 from llmgw.core.amounts import plural, size
@@ -18,7 +18,7 @@ from llmgw.model.launch import FetchSpec, InstallSpec
 from llmgw.model.plan import Action, Change, Plan, Step, StepKind
 from llmgw.model.problems import StalledError, Where
 from llmgw.model.record import Record, ReplicaSpec
-from llmgw.model.report import Stored
+from llmgw.model.report import Report, Stored
 
 COLLECT_WITHIN = 600.0
 """Seconds for the answer: removing some hundred thousand files of engines takes minutes on a slow disk."""
@@ -46,13 +46,17 @@ def sort(
     node: DesiredNode,
     desired: Desired,
     record: Record,
+    report: Report | None,
     adapters: Mapping[str, EngineAdapter],
 ) -> Sorting:
-    """Largest first."""
+    """Largest first. What only orders of shards refer to that have ended and that nobody records is unused: the plan has
+    them forgotten first."""
+    ended = frozenset(forgettable(report, record))
     needed = _needed(node, desired, record, adapters)
     unused, kept = [], []
     for one in sorted(stored, key=lambda one: (-one.size, one.name)):
-        why = one.held or _why(one.name, needed)
+        released = bool(one.shards) and ended.issuperset(one.shards)
+        why = ("" if released else one.held) or _why(one.name, needed)
         if why:
             kept.append(Kept(stored=one, why=why))
         else:
@@ -71,12 +75,15 @@ def collecting(node: str, stored: tuple[Stored, ...], *, adapters: Mapping[str, 
             node=prepared.desired.nodes[node],
             desired=prepared.desired,
             record=prepared.record,
+            report=prepared.observed.nodes[node].report,
             adapters=adapters,
         )
         if not found.unused:
             return instead(prepared, changes=(), steps=())
         total = size(sum(one.size for one in found.unused))
         reason = f"nothing refers to {plural(len(found.unused), 'thing')} of {total} on {node}"
+        orders = {shard for one in found.unused for shard in one.shards}
+        forgets = tuple(forget(shard, node, reason) for shard in sorted(orders))
         return instead(
             prepared,
             changes=(
@@ -89,11 +96,13 @@ def collecting(node: str, stored: tuple[Stored, ...], *, adapters: Mapping[str, 
                 ),
             ),
             steps=(
+                *forgets,
                 Step(
                     id=f"collect {node}",
                     kind=StepKind.COLLECT,
                     node=node,
                     reason=reason,
+                    after=tuple(step.id for step in forgets),
                     timeout=COLLECT_WITHIN,
                     collect=tuple(one.name for one in found.unused),
                 ),

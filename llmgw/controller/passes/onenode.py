@@ -16,7 +16,7 @@ from llmgw.model.ids import ShardId, shard_id
 from llmgw.model.plan import Action, Change, Plan, Step, StepKind
 from llmgw.model.problems import StalledError
 from llmgw.model.record import Record, ReplicaPhase, ReplicaRecord
-from llmgw.model.report import NodeObservation, Observed, ShardReport
+from llmgw.model.report import NodeObservation, Observed, Report, ShardReport
 
 MakePlan = Callable[[Prepared], Plan]
 
@@ -78,26 +78,28 @@ def forgetting(node: str) -> MakePlan:
     """Drops the orders of what has ended on one node and nobody records, so that nothing on it is still to be kept."""
 
     def make(prepared: Prepared) -> Plan:
-        report = prepared.observed.nodes[node].report
-        ended = [
-            shard.shard
-            for shard in (report.shards if report is not None else ())
-            if shard.state in ENDED and shard.replica not in prepared.record.replicas
-        ]
-        steps = tuple(
-            Step(
-                id=f"forget {shard}",
-                kind=StepKind.FORGET,
-                node=node,
-                shard=shard,
-                reason=f"{node} is being removed",
-                timeout=COMMAND_WITHIN,
-            )
-            for shard in ended
-        )
-        return instead(prepared, changes=(), steps=steps)
+        ended = forgettable(prepared.observed.nodes[node].report, prepared.record)
+        reason = f"{node} is being removed"
+        return instead(prepared, changes=(), steps=tuple(forget(shard, node, reason) for shard in ended))
 
     return make
+
+
+def forgettable(report: Report | None, record: Record) -> tuple[ShardId, ...]:
+    """Shards that have ended and that nobody records."""
+    shards = report.shards if report is not None else ()
+    return tuple(it.shard for it in shards if it.state in ENDED and it.replica not in record.replicas)
+
+
+def forget(shard: ShardId, node: str, reason: str) -> Step:
+    return Step(
+        id=f"forget {shard}",
+        kind=StepKind.FORGET,
+        node=node,
+        shard=shard,
+        reason=reason,
+        timeout=COMMAND_WITHIN,
+    )
 
 
 def _stopped(replica: ReplicaRecord, why: str) -> Change:

@@ -29,7 +29,7 @@ class World:
         (folder / "engines").mkdir(exist_ok=True)
         (folder / "weights").mkdir(exist_ok=True)
         self.targets = DiskTargets(engines_folder=folder / "engines", weights_folder=folder / "weights")
-        self.needs: dict[str, ShardId] = {}
+        self.needs: dict[str, tuple[ShardId, ...]] = {}
         clock = FakeClock(NOON)
         doer = FakeDoer(self.targets, seconds=seconds)  # type: ignore[arg-type] # it is only cancelled here
         self.jobs = Jobs(
@@ -74,7 +74,7 @@ def test_everything_is_told_with_its_size_and_who_holds_it(tmp_path: Path) -> No
     (tmp_path / "engines" / ".tmp-install-dddddddd").mkdir()
     (tmp_path / "weights" / ".part-fetch-eeeeeeee").mkdir()
     (tmp_path / "engines" / "sim-1-ffffffff").mkdir()
-    world.needs[A] = SHARD
+    world.needs[A] = (SHARD,)
 
     async def main() -> None:
         stored = {one.name: one for one in await world.storage.stored()}
@@ -86,7 +86,7 @@ def test_everything_is_told_with_its_size_and_who_holds_it(tmp_path: Path) -> No
             "tool/huggingface_hub-2.4.0-12345678",
             f"weights/{B}",
         ]
-        assert stored[f"engine/{A}"].held == f"the order of shard {SHARD} refers to it"
+        assert stored[f"engine/{A}"].held == f"shard {SHARD} refers to it"
         assert 1000 < stored[f"engine/{A}"].size < 2000
         assert stored[f"weights/{B}"].held == ""
         assert 2000 < stored[f"weights/{B}"].size < 3000
@@ -97,7 +97,7 @@ def test_everything_is_told_with_its_size_and_who_holds_it(tmp_path: Path) -> No
 def test_what_a_shard_refers_to_stays_whoever_asks(tmp_path: Path) -> None:
     world = World(tmp_path)
     folder, weights = world.engine(A), world.weights(B)
-    world.needs[A] = SHARD
+    world.needs[A] = (SHARD,)
 
     async def main() -> None:
         removed, kept = await world.storage.collect((f"engine/{A}", f"weights/{B}", f"weights/{C}"))
@@ -112,7 +112,7 @@ def test_what_a_shard_refers_to_stays_whoever_asks(tmp_path: Path) -> None:
 def test_an_order_that_cannot_be_read_may_refer_to_anything(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.engine(A)
-    world.needs[ANYTHING_STORED] = SHARD
+    world.needs[ANYTHING_STORED] = (SHARD,)
 
     async def main() -> None:
         removed, (kept,) = await world.storage.collect((f"engine/{A}",))
