@@ -59,6 +59,16 @@ def h100(number: int = 0, **changed: str) -> dict[str, str]:
     return {**H100, **own, **changed}
 
 
+def write(file: Path, gpus: Mapping[str, Mapping[str, str]], **system: str) -> None:
+    """What the library tells from now on; whole at once, because it may be reading."""
+    lines = [f"{key} = {value}" for key, value in {"driver": "590.48.01", **system}.items()]
+    for section, keys in gpus.items():
+        lines += [f"[{section}]", *(f"{key} = {value}" for key, value in keys.items())]
+    beside = file.with_suffix(".new")
+    beside.write_text("\n".join(lines) + "\n")
+    beside.replace(file)
+
+
 @dataclass(slots=True)
 class Machine:
     """What the fake tells: a file that is read anew by every call."""
@@ -74,10 +84,7 @@ class Machine:
         return cls(library, file, GpuDiscovery(env=env, deadline=deadline, host_memory=lambda: HOST))
 
     def tell(self, gpus: Mapping[str, Mapping[str, str]], **system: str) -> None:
-        lines = [f"{key} = {value}" for key, value in {"driver": "590.48.01", **system}.items()]
-        for section, keys in gpus.items():
-            lines += [f"[{section}]", *(f"{key} = {value}" for key, value in keys.items())]
-        self.file.write_text("\n".join(lines) + "\n")
+        write(self.file, gpus, **system)
 
     def sample(self) -> GpuSample:
         return asyncio.run(self.discovery.sample())
