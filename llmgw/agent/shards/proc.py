@@ -13,6 +13,7 @@ from llmgw.agent.seams import ProcessId
 PROC = Path("/proc")
 MAX_ENVIRON = 2 * 1024 * 1024
 MAX_STATUS = 64 * 1024
+CHUNK = 64 * 1024
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 STATES = {
     "R": "running",
@@ -49,10 +50,28 @@ def boot_id() -> str:
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
-def stat(pid: int) -> Stat | None:
+def _read(pid: int, name: str, most: int = MAX_STATUS) -> bytes | None:
+    """Without a Path and a buffer: a machine may have thousands of processes, and all are looked at to find what is left
+    of a shard."""
     try:
-        data = (PROC / str(pid) / "stat").read_bytes()
+        descriptor = os.open(f"{PROC}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
+        return None
+    try:
+        data = part = os.read(descriptor, CHUNK)
+        while part and len(data) < most:
+            part = os.read(descriptor, CHUNK)
+            data += part
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return data[:most]
+
+
+def stat(pid: int) -> Stat | None:
+    data = _read(pid, "stat")
+    if data is None:
         return None
     # The name may hold brackets and blanks: what counts comes after the last bracket.
     fields = data[data.rfind(b")") + 2 :].split()
@@ -72,7 +91,8 @@ def stat(pid: int) -> Stat | None:
 
 def living() -> dict[int, Stat]:
     """Every process that is not gone."""
-    found = (stat(int(entry.name)) for entry in PROC.iterdir() if entry.name.isdigit())
+    names = os.listdir(PROC)  # noqa: PTH208 - see _read
+    found = (stat(int(name)) for name in names if name.isdigit())
     return {one.pid: one for one in found if one is not None and not one.gone}
 
 
@@ -94,36 +114,32 @@ def wake(process: ProcessId) -> None:
 
 def environment(pid: int) -> list[bytes] | None:
     """``NAME=value`` entries as the process was executed with, or has made of them. None: not ours to read."""
-    try:
-        with (PROC / str(pid) / "environ").open("rb") as file:
-            data = file.read(MAX_ENVIRON)
-    except OSError:
+    data = _read(pid, "environ", MAX_ENVIRON)
+    if data is None:
         return None
     return [entry for entry in data.split(b"\0") if entry]
 
 
 def real_group(pid: int) -> int | None:
     """The group id that a process was given: programs that are setgid change only their effective one."""
-    try:
-        with (PROC / str(pid) / "status").open("rb") as file:
-            lines = file.read(MAX_STATUS).splitlines()
-    except OSError:
-        return None
+    lines = (_read(pid, "status") or b"").splitlines()
     found = next((line.split()[1] for line in lines if line.startswith(b"Gid:")), b"")
     return int(found) if found.isdigit() else None
 
 
-def appends_to(pid: int) -> list[str]:
-    """Files that are a process's standard output or error, opened to append."""
+def appends_to(pid: int, below: str) -> list[str]:
+    """Files in the folder ``below`` that are a process's standard output or error, opened to append."""
     found = []
     for number in (1, 2):
         try:
             # Only the link is read: looking at the file itself may hang, as on a dead network disk.
-            path = os.readlink(PROC / str(pid) / "fd" / str(number))  # noqa: PTH115 - perhaps no path
-            info = (PROC / str(pid) / "fdinfo" / str(number)).read_text()
+            path = os.readlink(f"{PROC}/{pid}/fd/{number}")  # noqa: PTH115 - perhaps no path
         except OSError:
             continue
-        flags = next((int(line[6:], 8) for line in info.splitlines() if line.startswith("flags:")), 0)
+        if not path.startswith(f"{below}/"):
+            continue
+        lines = (_read(pid, f"fdinfo/{number}") or b"").splitlines()
+        flags = next((int(line[6:], 8) for line in lines if line.startswith(b"flags:")), 0)
         if flags & os.O_APPEND and flags & os.O_ACCMODE != os.O_RDONLY:
             found.append(path)
     return found

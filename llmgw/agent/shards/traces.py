@@ -29,7 +29,7 @@ def group_of(tag: str, shard: str) -> int:
 def writes_log(pid: int, folder: Path) -> bool:
     """Whether its output goes to one of a shard's logs. They are 0600 in a folder that is 0700: who holds one has
     inherited it."""
-    files = (Path(name) for name in proc.appends_to(pid))
+    files = (Path(name) for name in proc.appends_to(pid, str(folder)))
     return any(file.parent == folder and file.suffix == ".log" for file in files)
 
 
