@@ -92,9 +92,9 @@ def measured(base: Path) -> list[Row]:
     return rows
 
 
-def over_ssh() -> str:
-    """In a process of its own: what a child starts with counts in its peak memory, and that part loads much."""
-    command = [sys.executable, "-m", "tests.bench.ssh"]
+def part(name: str) -> str:
+    """In a process of its own: what a child starts with counts in its peak memory, and these parts load much."""
+    command = [sys.executable, "-m", f"tests.bench.{name}"]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT).stdout
 
 
@@ -113,7 +113,7 @@ def page(rows: list[Row], further: str) -> str:
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="llmgw-bench-") as folder:
-        text = page(measured(Path(folder)), over_ssh())
+        text = page(measured(Path(folder)), part("agent") + "\n" + part("ssh"))
     (ROOT / "docs" / "benchmarks.md").write_text(text)
     print(text)
 

@@ -23,9 +23,19 @@ def memory_of(rig: Rig, word: str) -> tuple[int, ...]:
     for entry in _processes(networks):
         with suppress(OSError):
             if word.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
-                lines = (entry / "smaps_rollup").read_text().splitlines()
-                found.append(sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")))
+                found.append(pss(int(entry.name)))
     return tuple(found)
+
+
+def pss(pid: int) -> int:
+    """Bytes that a process has to itself, and its share of what it has in common with others."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of a process, and of its children that have ended."""
+    return _seconds(Path(f"/proc/{pid}"))
 
 
 def _processes(networks: set[int]) -> list[Path]:
