@@ -130,7 +130,7 @@ def test_it_loads_nothing_that_takes_time_because_it_starts_with_every_connectio
     assert len({name for name in loaded if name.startswith("llmgw")}) < 10
 
 
-@pytest.mark.parametrize("arguments", [[], ["bridge"], ["fly", "--work", "x"], ["status", "--work"]])
+@pytest.mark.parametrize("arguments", [[], ["stop"], ["fly", "--work", "x"], ["status", "--work"]])
 def test_wrong_usage_has_its_own_exit_code(arguments: list[str]) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "llmgw.agent", *arguments],

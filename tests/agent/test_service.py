@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from llmgw.agent.events import QUEUE
+from llmgw.agent.seams import Anything
 from llmgw.agent.service import AgentService
+from llmgw.model.checkup import Checkup, well
 from llmgw.model.facts import EngineFact
 from llmgw.model.ids import FleetId, ShardId
+from llmgw.model.launch import FetchSpec, InstallSpec
+from llmgw.model.localpolicy import LocalPolicy
 from llmgw.model.problems import AgentError, RetryError, StalledError
 from llmgw.model.report import JobReport, Report
 from llmgw.wire import codec
@@ -22,6 +26,7 @@ from llmgw.wire.messages import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
     NO_SPACE,
+    POLICY,
     PROTOCOL,
     VERSION,
     WRONG_FLEET,
@@ -31,7 +36,10 @@ from llmgw.wire.messages import (
     FetchParams,
     HelloParams,
     InstallParams,
+    Knocked,
+    KnockParams,
     LogsParams,
+    ManualParams,
     StartParams,
     StopParams,
 )
@@ -424,5 +432,73 @@ def test_drain_of_an_unknown_shard_is_an_error_and_stop_of_one_is_done() -> None
         drain = DrainParams(command=command("d"), shard=ShardId("nobody"), timeout=1)
         await refused(service, "drain", drain)
         assert (await service.call("stop", stop(command("s"), "nobody")))["shard"] is None
+
+    run(main)
+
+
+# ---- the machine's own people ----------------------------------------------------------------------------
+
+
+class Forbidding(Anything):
+    """Forbids everything that its policy could forbid, and says so."""
+
+    def install(self, _: InstallSpec) -> str:
+        return "agent.yaml:1: no engine"
+
+    def fetch(self, _: FetchSpec) -> str:
+        return "agent.yaml:2: no path"
+
+    def facts(self) -> LocalPolicy | None:
+        return LocalPolicy(file="agent.yaml", engines=())
+
+    def problem(self) -> str:
+        return "agent.yaml is odd"
+
+
+def test_what_the_machine_forbids_is_refused_for_good_with_the_rule_and_told_in_reports() -> None:
+    async def main() -> None:
+        node = Node(rules=Forbidding())
+        service = await node.agent()
+        install = await refused(service, "install", InstallParams(command=command("a"), spec=install_spec()))
+        assert (install.code, install.after) == (POLICY, None)
+        assert "installing sim 1: agent.yaml:1: no engine" in str(install)
+        fetch = await refused(service, "fetch", FetchParams(command=command("b"), spec=fetch_spec()))
+        assert (fetch.code, "agent.yaml:2: no path" in str(fetch)) == (POLICY, True)
+        told = await report(service)
+        assert told.facts.policy == LocalPolicy(file="agent.yaml", engines=())
+        assert told.problems == ("agent.yaml is odd",)
+        assert told.jobs == ()
+
+    run(main)
+
+
+def test_a_person_on_the_node_needs_no_fence_and_is_passed_on() -> None:
+    async def main() -> None:
+        node = Node()
+        service = await node.agent()
+        await service.call("start", start())
+        params = ManualParams(verb="stop", shard=ShardId("chat-1f0c9a2b-0.1-r0"), by="ann")
+        accepted = await service.call("manual", codec.to_json(params))
+        assert accepted["detail"] == "ann"
+        assert node.shards.calls[-1] == "manual stop chat-1f0c9a2b-0.1-r0"
+
+    run(main)
+
+
+def test_the_doctor_sees_the_report_and_without_one_it_is_said() -> None:
+    class Doctor:
+        async def examine(self, report: Report) -> Checkup:
+            return Checkup(checks=(well("agent", report.agent.node),))
+
+        async def knock(self, params: KnockParams) -> Knocked:
+            return Knocked(port=params.host)
+
+    async def main() -> None:
+        service = await Node(examiner=Doctor()).agent()
+        assert (await service.call("doctor", {}))["checks"][0]["text"] == "n1"
+        params = codec.to_json(KnockParams(host="h", port=1))
+        assert (await service.call("knock", params))["port"] == "h"
+        without = await Node().agent()
+        assert (await refused(without, "doctor", {})).code == METHOD_NOT_FOUND
 
     run(main)

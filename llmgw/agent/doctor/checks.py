@@ -1,21 +1,15 @@
-"""Every check of a node, one function a subject: what was seen in, lines with what to do out. Pure."""
+"""Every check of a node that only the node itself can make, beside those of its facts: one function a subject, what was
+seen in, lines with what to do out. Pure."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from llmgw.agent.doctor.looking import Entry, Looks
+from llmgw.core.symptoms import symptoms
 from llmgw.model.checkup import Check, fail, warn, well
 from llmgw.model.facts import Facts
 from llmgw.model.report import Report
 from llmgw.wire.setup import AgentSettings
-
-GIB = 1024**3
-LITTLE_DISK = GIB
-"""Below it no job begins (jobs keep it free), and soon nothing can be written."""
-SCARCE_DISK = 10 * GIB
-SMALL_SHM = GIB
-"""Engines on several GPUs pass data through /dev/shm: containers' usual 64 MiB break them."""
-ACTIVE = "ACTIVE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,22 +33,15 @@ def checks(seen: Seen) -> tuple[Check, ...]:
         _agent,
         _socket,
         _directories,
-        _disks,
-        _shared_memory,
-        _ports,
         _user,
         _policy,
-        _driver,
-        _gpus,
-        _foreign,
-        _adapters,
+        _symptoms,
         _orders,
         _shards,
         _jobs,
         _strays,
         _journal,
         _clock,
-        _discovery,
     )
     return tuple(check for subject in subjects for check in subject(seen))
 
@@ -108,54 +95,6 @@ def _as_wanted(name: str, entry: Entry, seen: Seen) -> Check:
     return well(name, f"{entry.path} has mode {entry.mode:04o}")
 
 
-def _disks(seen: Seen) -> Iterator[Check]:
-    for disk in seen.facts.disks:
-        text = f"{disk.path}: {_gib(disk.free)} of {_gib(disk.total)} free"
-        do = "`llmgw node gc`, or move what is not llmgw's"
-        if disk.free < LITTLE_DISK:
-            yield fail("disk", text, do)
-        elif disk.free < SCARCE_DISK:
-            yield warn("disk", text, do)
-        else:
-            yield well("disk", text)
-
-
-def _shared_memory(seen: Seen) -> Iterator[Check]:
-    total = seen.facts.shm_total
-    if total is None:
-        yield fail("shared memory", "there is no /dev/shm", "mount a tmpfs: engines on several GPUs need it")
-    elif total < SMALL_SHM:
-        text = f"{total / 1024**2:.0f} MiB in /dev/shm, which is little for engines on several GPUs"
-        yield warn(
-            "shared memory",
-            text,
-            "`mount -o remount,size=50% /dev/shm`; in a container --shm-size or --ipc=host",
-        )
-    else:
-        yield well("shared memory", f"{_gib(total)} in /dev/shm")
-
-
-def _ports(seen: Seen) -> Iterator[Check]:
-    band, kernel = seen.settings.ports, seen.facts.ephemeral_ports
-    text = f"engines use {band.from_port} to {band.to_port}"
-    if kernel is None:
-        yield well("ports", text)
-        return
-    first, last = max(band.from_port, kernel[0]), min(band.to_port, kernel[1])
-    kept = any(low <= first and last <= high for low, high in seen.looks.kept_ports)
-    if first > last or kept:
-        yield well(
-            "ports",
-            f"{text}, the kernel hands out {kernel[0]} to {kernel[1]}{' without them' if kept else ''}",
-        )
-        return
-    yield warn(
-        "ports",
-        f"{text}, and the kernel hands out {kernel[0]} to {kernel[1]} to any connection: an engine may find its port taken",
-        f"`sysctl -w net.ipv4.ip_local_reserved_ports={band.from_port}-{band.to_port}`, and the same in /etc/sysctl.d",
-    )
-
-
 def _user(seen: Seen) -> Iterator[Check]:
     user = seen.looks.user
     if user.uid is None:
@@ -174,6 +113,10 @@ def _user(seen: Seen) -> Iterator[Check]:
         yield well("engine user", user.name)
 
 
+def _symptoms(seen: Seen) -> Iterator[Check]:
+    yield from symptoms(seen.facts, band=seen.settings.ports, kept_ports=seen.looks.kept_ports)
+
+
 def _policy(seen: Seen) -> Iterator[Check]:
     policy = seen.facts.policy
     if policy is None:
@@ -182,62 +125,6 @@ def _policy(seen: Seen) -> Iterator[Check]:
         yield fail("policy", policy.obstacle, "put that line right; what runs is left alone meanwhile")
     else:
         yield well("policy", f"{policy.file} is in force")
-
-
-def _driver(seen: Seen) -> Iterator[Check]:
-    facts = seen.facts
-    wrong = [text for text in facts.problems if "GPU" in text or "NVML" in text or "nvidia" in text]
-    for text in wrong:
-        yield fail(
-            "driver",
-            text,
-            "`nvidia-smi` on the node says more; a driver of another version than its library wants a reboot",
-        )
-    if not wrong:
-        yield well(
-            "driver", f"{facts.driver or 'unknown'} by {facts.gpu_source}" if facts.gpus else "no GPU here"
-        )
-
-
-def _gpus(seen: Seen) -> Iterator[Check]:
-    for gpu in seen.facts.gpus:
-        for reason in gpu.health:
-            yield fail(
-                "gpu",
-                f"GPU {gpu.index} ({gpu.uuid}): {reason}",
-                "docs/operations.md tells what each reason wants",
-            )
-    sound = sum(1 for gpu in seen.facts.gpus if not gpu.health)
-    if seen.facts.gpus and sound:
-        yield well("gpu", f"{sound} of {len(seen.facts.gpus)} healthy")
-
-
-def _foreign(seen: Seen) -> Iterator[Check]:
-    for gpu in seen.facts.gpus:
-        for process in gpu.processes:
-            if process.shard is None:
-                held = _gib(process.memory) if process.memory is not None else "memory"
-                yield warn(
-                    "gpu processes",
-                    f"GPU {gpu.index}: pid {process.pid} of user {process.user} ({process.command or '?'}) holds {held}, and is no"
-                    " shard's",
-                    "nothing is placed there meanwhile: ask that user, or reserve the GPU for people",
-                )
-
-
-def _adapters(seen: Seen) -> Iterator[Check]:
-    ports = seen.facts.hca_ports
-    for port in ports:
-        if port.state != ACTIVE:
-            state = f"{port.state}{f' ({port.physical})' if port.physical else ''}"
-            yield warn(
-                "adapters",
-                f"{port.device} port {port.port} ({port.link_layer}) is {state}",
-                "see cable, switch and subnet manager (`ibstat`); leave it out of fabrics when it is not meant to work",
-            )
-    active = sum(1 for port in ports if port.state == ACTIVE)
-    if active:
-        yield well("adapters", f"{active} of {len(ports)} ports active")
 
 
 def _orders(seen: Seen) -> Iterator[Check]:
@@ -301,13 +188,3 @@ def _clock(seen: Seen) -> Iterator[Check]:
     else:
         do = "run chrony or systemd-timesyncd; in a container, on the host"
         yield warn("clock", "nothing keeps it: it will drift from the other nodes'", do)
-
-
-def _discovery(seen: Seen) -> Iterator[Check]:
-    for text in seen.facts.problems:
-        if not ("GPU" in text or "NVML" in text or "nvidia" in text):
-            yield warn("facts", text, f"see {seen.work}/agent.log")
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB"

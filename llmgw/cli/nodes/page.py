@@ -7,6 +7,7 @@ from llmgw.cli.nodes.text import Line
 from llmgw.controller.nodes.layout import agent_program
 from llmgw.core.amounts import at, size
 from llmgw.core.seen.cautions import clock_text
+from llmgw.core.seen.condition import changed
 from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import EngineFact, Facts
 from llmgw.model.report import NodeObservation, Report, ShardReport
@@ -109,7 +110,8 @@ def _shards(report: Report, facts: Facts | None) -> Iterator[str]:
         rank = f", rank {shard.rank} of {shard.ranks}" if shard.ranks > 1 else ""
         reason = f" ({shard.reason})" if shard.reason else ""
         on = _computes_on(shard, facts)
-        yield f"{shard.shard}: {shard.state}{reason} since {at(shard.since)}{port}{rank}, model {shard.model}{on}"
+        hand = f", {changed(shard, 'it')}" if shard.by_hand is not None else ""
+        yield f"{shard.shard}: {shard.state}{reason} since {at(shard.since)}{port}{rank}, model {shard.model}{on}{hand}"
 
 
 def _computes_on(shard: ShardReport, facts: Facts | None) -> str:

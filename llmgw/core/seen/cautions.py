@@ -21,7 +21,7 @@ def cautions(view: NodeView) -> tuple[str, ...]:
     node, facts = view.desired, view.facts
     if node is None or facts is None or view.presumed or view.intruder:
         return ()
-    return (*_expected(node, facts), *_ports(node, facts), *_address(node, facts))
+    return (*expectation(node, facts), *_ports(node, facts), *unheld_address(node, facts))
 
 
 def clock_caution(view: NodeView) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ def clock_text(skew: float) -> str:
     return f"{span(abs(skew))} {'ahead of' if skew > 0 else 'behind'}"
 
 
-def _expected(node: DesiredNode, facts: Facts) -> Iterator[str]:
+def expectation(node: DesiredNode, facts: Facts) -> Iterator[str]:
     wanted = node.spec.expect
     if not wanted.gpus:
         return
@@ -62,7 +62,7 @@ def _ports(node: DesiredNode, facts: Facts) -> Iterator[str]:
         )
 
 
-def _address(node: DesiredNode, facts: Facts) -> Iterator[str]:
+def unheld_address(node: DesiredNode, facts: Facts) -> Iterator[str]:
     """Engines bind to it. A name is looked up by the node itself; a pretended node's interfaces are no machine's."""
     if not facts.interfaces or facts.gpu_source == "pretended":
         return

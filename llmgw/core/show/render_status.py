@@ -78,10 +78,12 @@ def _gpus(labels: Sequence[str]) -> str:
 def _notes(row: ReplicaRow) -> Iterable[str]:
     if row.reason:
         yield row.reason
+    yield from row.by_hand
     for rank in row.ranks:
         yield f"rank {rank.rank} on {rank.node}: {rank.state}" + (f", {rank.reason}" if rank.reason else "")
     if row.last_error and row.last_error not in row.reason:
         yield f"last error: {row.last_error}"
+    yield from (f"  {line}" for line in row.ended)
     if row.last_line and row.state not in ("ready", "stopped"):
         yield f"last line: {row.last_line}"
 

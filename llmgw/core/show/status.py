@@ -7,11 +7,11 @@ from datetime import datetime
 from llmgw.core.place.claims import NodeLedger, ledgers
 from llmgw.core.record.news import NO_WISHES
 from llmgw.core.seen.cautions import cautions, clock_caution
-from llmgw.core.seen.condition import Condition, Health, condition
+from llmgw.core.seen.condition import Condition, Health, changed, condition
 from llmgw.core.seen.survey import NodeView, SeenShard, Survey, survey
 from llmgw.model.desired import Desired
 from llmgw.model.record import ModelRecord, Record, ReplicaRecord
-from llmgw.model.report import Observed, Reach
+from llmgw.model.report import Observed, Reach, ShardReport, ShardState
 
 RUNNING_JOBS = frozenset({"queued", "running", "failed"})
 
@@ -54,8 +54,18 @@ class ReplicaRow:
     attempts: int = 0
     last_error: str = ""
     last_line: str = ""
+    ended: tuple[str, ...] = ()  # what its engine wrote last: the first traceback, or its last lines
     recorded: bool = True
     ranks: tuple[RankRow, ...] = ()  # of a gang
+    by_hand: tuple[str, ...] = ()  # what somebody did to it on its nodes, past this fleet
+
+
+def _ended(report: ShardReport) -> tuple[str, ...]:
+    """Only while it matters: of one that runs again its log tells."""
+    exit_ = report.last_exit
+    if exit_ is None or report.state not in (ShardState.FAILED.value, ShardState.BACKOFF.value):
+        return ()
+    return tuple(exit_.traceback.splitlines()) or exit_.last_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +177,9 @@ def _recorded(replica: ReplicaRecord, seen: Survey) -> ReplicaRow:
         attempts=leader.attempts if leader is not None else 0,
         last_error=worst.last_error if worst is not None else "",
         last_line=leader.last_line if leader is not None else "",
+        ended=_ended(worst) if worst is not None else (),
         ranks=tuple(_ranks(replica, state)),
+        by_hand=_by_hand(state.shards),
     )
 
 
@@ -222,8 +234,14 @@ def _unrecorded(shard: SeenShard, seen: Survey) -> ReplicaRow:
         attempts=report.attempts,
         last_error=report.last_error,
         last_line=report.last_line,
+        ended=_ended(report),
         recorded=False,
+        by_hand=_by_hand((shard,)),
     )
+
+
+def _by_hand(shards: Iterable[SeenShard]) -> tuple[str, ...]:
+    return tuple(changed(seen.report, seen.node) for seen in shards if seen.report.by_hand is not None)
 
 
 def _labels(view: NodeView | None, uuids: Iterable[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from llmgw.agent.fakes import (
     PretendedNode,
     Script,
 )
-from llmgw.agent.seams import JournalEvent, Order
+from llmgw.agent.seams import ANYTHING, JournalEvent, Order, Rules
 from llmgw.agent.shards.keeper import Shards
 from llmgw.agent.shards.surroundings import ShardSettings
 from llmgw.model.claims import Claims
@@ -176,9 +176,13 @@ class Rig:
     events: list[ShardReport | JournalEvent] = field(default_factory=list)
     learnt: list[str] = field(default_factory=list)
     shards: Shards | None = None
+    rules: Rules = ANYTHING
     probe: FakeProbe = field(init=False)
 
-    async def agent(self, *, checkpoint: Checkpoint | None = None) -> Shards:
+    async def agent(
+        self, *, checkpoint: Checkpoint | None = None, attending: ShardId | None = None
+    ) -> Shards:
+        """``attending``: only this shard is taken in hand, as for one command while no agent runs."""
         settings = ShardSettings(work=Path("/nowhere"), boot_id=self.node.boot_id, housekeeping=0)
         self.probe = FakeProbe(self.node, checkpoint=checkpoint)
         self.shards = Shards(
@@ -192,7 +196,11 @@ class Rig:
             node=FakeChecks(self.node, checkpoint=checkpoint),
             events=self.events.append,
             learn=self.learnt.append,
+            rules=self.rules,
         )
+        if attending is not None:
+            await self.shards.attend(attending)
+            return self.shards
         await self.shards.adopt()
         return self.shards
 
