@@ -66,6 +66,10 @@ PASSED_ON = (
     "HF_ENDPOINT",
 )
 """Of the agent's own environment, what its jobs may need; with PIP_* and *_PROXY. Engines get none of it."""
+AS_ROOT = (
+    "engines run as root, as the agent does, because no user is set for them: bootstrap the node, or name one in"
+    " spec.engineUser"
+)
 LOG = logging.getLogger("llmgw.agent")
 
 
@@ -162,6 +166,8 @@ def assemble(
             places=places, settings=settings, rules=rules, policy=rules.path, strays=spawner.strays
         ),
     )
+    if settings.engine_user is None and os.geteuid() == 0:
+        events.told("engine-user", settings.node, AS_ROOT)
     return Agent(service=service, server=Server(service), sampler=sampler, shards=shards, jobs=jobs)
 
 

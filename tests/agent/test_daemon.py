@@ -97,8 +97,11 @@ def test_an_engine_outlives_kill_minus_nine_of_its_agent_and_is_adopted_with_its
         assert [shard.pid for shard in seen.shards] == [before.pid]  # claimed before the first report
         after = await machine.shard_when(node, lambda shard: shard.state == "ready")
         assert (after.pid, after.started) == (before.pid, before.started)
-        starts = [entry for entry in (await machine.report(node)).journal if entry.kind == "agent-started"]
-        assert len(starts) == 2
+        journal = (await machine.report(node)).journal
+        assert len([entry for entry in journal if entry.kind == "agent-started"]) == 2
+        as_root = [entry.text for entry in journal if entry.kind == "engine-user"]
+        assert all("engines run as root" in text for text in as_root)
+        assert len(as_root) == (2 if os.geteuid() == 0 else 0), "never silently"
         await machine.stop(node, after.shard)
         await machine.shard_when(node, lambda shard: shard.state == "stopped")
         assert before.pid is not None
@@ -382,7 +385,9 @@ def test_the_journal_goes_on_after_a_torn_line(tmp_path: Path) -> None:
         with (machine.work(node) / "journal" / "journal.jsonl").open("ab") as file:
             file.write(b'{"number": 2, "at": "20')
         await machine.transport.bootstrap(node, fleet=FLEET)
-        assert [entry.number for entry in (await machine.report(node)).journal] == [1, 2]
+        journal = (await machine.report(node)).journal
+        assert [entry.number for entry in journal] == list(range(1, len(journal) + 1))
+        assert len([entry for entry in journal if entry.kind == "agent-started"]) == 2
 
     on_machine(tmp_path, main)
 

@@ -9,7 +9,7 @@ from llmgw.core.show.status import Status, status
 from llmgw.model.facts import Gpu
 from llmgw.model.manifest import GIB
 from llmgw.model.problems import Problem, Where
-from llmgw.model.report import ComputesOn, JobReport, Reach
+from llmgw.model.report import ComputesOn, Exit, JobReport, Reach
 from llmgw.wire import codec
 from tests.core.builders import NodeState, desired, facts, model, node
 from tests.core.fleets import Fleet, fleet
@@ -74,6 +74,22 @@ def test_what_is_wrong_stands_below_its_row() -> None:
     assert "    next try in 20 s" in text
     assert "    last error: exited with code 1" in text
     assert "no route to host" in text
+
+
+def test_how_an_engine_ended_is_shown_as_long_as_it_does_not_run_again() -> None:
+    world = world_of_two()
+    state = world.nodes["gpu01"]
+    (key,) = state.shards
+    exit_ = Exit(at=world.now, code=1, traceback="Traceback:\n  File\nValueError: no", last_lines=("see above",))
+    for over, told in (
+        (exit_, ("Traceback:", "  File", "ValueError: no")),
+        (replace(exit_, traceback=""), ("see above",)),
+    ):
+        state.shards[key] = replace(state.shards[key], state="backoff", last_exit=over)
+        assert shown(world).replicas[0].ended == told
+        assert f"      {told[-1]}\n" in render.status_text(shown(world))
+    state.shards[key] = replace(state.shards[key], state="ready")
+    assert shown(world).replicas[0].ended == ()
 
 
 def test_a_download_shows_bytes_rate_and_time_left() -> None:

@@ -9,6 +9,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 import llmgw
 from llmgw.agent.disk import FileDisk
 from llmgw.agent.seams import JournalEvent
@@ -142,6 +144,48 @@ def test_an_engine_deaf_to_sigterm_with_hidden_children_leaves_nothing(node: Rea
         await agent.shards.close()
 
     asyncio.run(story())
+
+
+def test_what_the_kernel_holds_on_to_is_an_error_with_what_it_is_at_and_never_called_stopped(
+    node: RealNode,
+) -> None:
+    """A process in a frozen control group of version 1 survives SIGKILL, as one that hangs in a driver does."""
+    frozen = Path("/sys/fs/cgroup/freezer") / f"llmgw-test-{os.getpid()}-{node.work.name}"
+    try:
+        frozen.mkdir()
+    except OSError:
+        pytest.skip("needs the freezer of control groups of version 1")
+
+    async def story() -> None:
+        launch = engine(timeouts=replace(TIMEOUTS, stop=0.2, kill=0.2))
+        agent = Agent(node)
+        await agent.shards.adopt()
+        await agent.shards.start(start(launch, key="k"))
+        pid = (await agent.reaches(launch, "ready")).pid
+        assert pid is not None
+        (frozen / "cgroup.procs").write_text(str(pid))
+        (frozen / "freezer.state").write_text("FROZEN")
+        try:
+            await agent.shards.stop(stop(launch))
+            await until(lambda: "survived SIGKILL" in agent.report(launch).reason)
+            report = agent.report(launch)
+            assert report.state == "stopping"
+            assert f"pid {pid} (python" in report.last_error
+            assert "uninterruptible" in report.last_error
+            assert lives(pid)
+            await agent.shards.close()
+        finally:
+            (frozen / "freezer.state").write_text("THAWED")
+        await until(lambda: not lives(pid))
+        again = Agent(node)
+        await again.shards.adopt()
+        await again.reaches(launch, "stopped")
+        await again.shards.close()
+
+    try:
+        asyncio.run(story())
+    finally:
+        frozen.rmdir()
 
 
 def test_a_crash_is_explained_by_its_first_traceback_and_last_lines_and_given_up(node: RealNode) -> None:

@@ -10,7 +10,7 @@ from llmgw.agent.seams import JournalEvent, Order
 from llmgw.model.claims import Claims, GpuClaim
 from llmgw.model.facts import GpuProcess
 from llmgw.model.ids import JobId
-from llmgw.model.launch import Process, RestartPolicy
+from llmgw.model.launch import Process, RestartPolicy, WaitFor
 from llmgw.model.problems import AgentError
 from llmgw.wire.messages import CONFLICT, NOT_FOUND
 from tests.agent.shards.rig import (
@@ -118,6 +118,62 @@ def test_what_an_engine_leaves_behind_is_killed_before_it_is_started_again() -> 
         await rig.reaches(launch, "ready")
 
     on_node(story, behave=lambda _: next(lives))
+
+
+def test_memory_of_a_gpu_that_can_not_be_seen_any_more_is_not_taken_for_returned() -> None:
+    """A driver that fails shows no GPU at all, and no process that holds its memory."""
+
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec(claims=Claims(gpus=(GpuClaim(uuid="GPU-0"),)))
+        await shards.start(start(launch))
+        await rig.reaches(launch, "ready")
+        rig.node.gpus = ()
+        await shards.stop(stop(launch))
+        report = await rig.reaches(launch, "stopped")
+        assert report.reason == "memory-not-verifiable"
+
+    on_node(story, gpus=(gpu(0),))
+
+
+def test_sidecars_start_in_their_order_and_a_late_death_of_one_ends_the_others_and_the_engine() -> None:
+    ended: list[str] = []
+
+    def behave(order: Order) -> Script:
+        return Script(exit_after=5) if order.process == "first" else Script()
+
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec(sidecars=(Process(name="first", argv=("a",)), Process(name="second", argv=("b",))))
+        await shards.start(start(launch))
+        await rig.reaches(launch, "backoff")
+        assert [name for _, _, name in rig.node.starts] == ["first", "second", "engine"]
+        assert not rig.node.living()
+        entries = (event for event in rig.events if isinstance(event, JournalEvent))
+        ended.extend(event.fields["process"] for event in entries if event.kind == "shard-exit")
+
+    on_node(story, behave=behave)
+    assert ended == ["first", "engine", "second"]
+
+
+def test_a_sidecar_that_waits_for_a_rendezvous_holds_back_what_comes_after_it_until_a_stop() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        meet = WaitFor(host="127.0.0.1", port=29500, timeout=300)
+        launch = spec(
+            sidecars=(
+                Process(name="ray", argv=("ray",)),
+                Process(name="proxy", argv=("proxy",), wait_for=meet),
+            )
+        )
+        await shards.start(start(launch))
+        await rig.reaches(launch, "starting", says="proxy waits for 127.0.0.1:29500")
+        assert [name for _, _, name in rig.node.starts] == ["ray"]
+        await shards.stop(stop(launch))
+        await rig.reaches(launch, "stopped", within=2)
+        assert not rig.node.living()
+
+    on_node(story)
 
 
 @pytest.mark.parametrize(
