@@ -84,7 +84,6 @@ def _notes(row: ReplicaRow) -> Iterable[str]:
     if row.last_error and row.last_error not in row.reason:
         yield f"last error: {row.last_error}"
     yield from (f"  {line}" for line in row.ended)
-    yield from (f"  {line}" for line in row.ended)
     if row.last_line and row.state not in ("ready", "stopped"):
         yield f"last line: {row.last_line}"
 

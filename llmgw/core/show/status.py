@@ -68,14 +68,6 @@ def _ended(report: ShardReport) -> tuple[str, ...]:
     return tuple(exit_.traceback.splitlines()) or exit_.last_lines
 
 
-def _ended(report: ShardReport) -> tuple[str, ...]:
-    """Only while it matters: of one that runs again its log tells."""
-    exit_ = report.last_exit
-    if exit_ is None or report.state not in (ShardState.FAILED.value, ShardState.BACKOFF.value):
-        return ()
-    return tuple(exit_.traceback.splitlines()) or exit_.last_lines
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
     name: str
@@ -186,7 +178,6 @@ def _recorded(replica: ReplicaRecord, seen: Survey) -> ReplicaRow:
         last_error=worst.last_error if worst is not None else "",
         last_line=leader.last_line if leader is not None else "",
         ended=_ended(worst) if worst is not None else (),
-        ended=_ended(worst) if worst is not None else (),
         ranks=tuple(_ranks(replica, state)),
         by_hand=_by_hand(state.shards),
     )
@@ -243,7 +234,6 @@ def _unrecorded(shard: SeenShard, seen: Survey) -> ReplicaRow:
         attempts=report.attempts,
         last_error=report.last_error,
         last_line=report.last_line,
-        ended=_ended(report),
         ended=_ended(report),
         recorded=False,
         by_hand=_by_hand((shard,)),
