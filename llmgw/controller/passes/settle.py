@@ -13,7 +13,7 @@ from llmgw.controller.passes.progress import Progress
 from llmgw.controller.passes.reconcile import one_pass
 from llmgw.controller.passes.values import PassRequest, PassResult, SupersededError
 from llmgw.controller.passes.watch import Watch, unquiet
-from llmgw.model.plan import StepKind
+from llmgw.model.plan import Plan, StepKind
 from llmgw.model.problems import HeldError, LlmgwError
 
 LOOK_AGAIN = 15.0
@@ -46,8 +46,8 @@ async def settle(
     stands in the last result's ``halted``."""
     first = await one_pass(fleet, request, links=links, halt=halt, progress=progress)
     so_far = _SoFar(first)
-    if _known_after_bootstrap(request):
-        return so_far.told()  # its plan ends where the nodes' facts begin: it must be made again
+    if request.saved is not None and ends_early(request.saved.plan):
+        return so_far.told()  # its plan ends where what it did not know yet begins: it must be made again
     watch = Watch(links, first.prepared.desired.nodes, progress)
     try:
         while not halt.called and not so_far.settled():
@@ -71,9 +71,14 @@ async def settle(
     return so_far.told()
 
 
-def _known_after_bootstrap(request: PassRequest) -> bool:
-    saved = request.saved
-    return saved is not None and any(step.kind is StepKind.BOOTSTRAP for step in saved.plan.steps)
+def ends_early(plan: Plan) -> bool:
+    """Whether a saved plan holds only the first wave of what is to come: the rest is known after a bootstrap, or after a download
+    has told how much memory its model takes."""
+    started = {step.model for step in plan.steps if step.kind is StepKind.START}
+    return any(
+        step.kind is StepKind.BOOTSTRAP or (step.kind is StepKind.FETCH and step.model not in started)
+        for step in plan.steps
+    )
 
 
 def _onward(request: PassRequest, last: PassResult) -> PassRequest:

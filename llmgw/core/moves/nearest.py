@@ -35,6 +35,12 @@ def nearest(round_: Round, model: DesiredModel, need: Need | None = None) -> str
     found = [
         text for text, other in _others(round_, model, ledgers) if _would_fit(round_, model, other, ledgers)
     ]
+    more = (
+        text
+        for text, other in _more_gpus(model.profile, ledgers)
+        if _would_fit(round_, model, other, ledgers)
+    )
+    found += [text for text in [next(more, None)] if text is not None]
     return f"; it would fit with {', or with '.join(found)}" if found else ""
 
 
@@ -52,11 +58,10 @@ def _others(
     for quantization in QUANTIZATIONS:
         if profile.quantization is None:
             yield f"quantization: {quantization}", replace(profile, quantization=quantization)
-    yield from _more_gpus(profile, ledgers)
 
 
 def _more_gpus(profile: ProfileSpec, ledgers: list[NodeLedger]) -> Iterator[tuple[str, ProfileSpec]]:
-    """Twice as many, and so on, as many as one node has: the first that fits is enough to say."""
+    """Twice as many, and so on, as many as one node has."""
     most = max((len(ledger.gpus) for ledger in ledgers), default=0)
     count = profile.gpus.per_node * 2
     while count <= min(most, MOST_GPUS) and profile.nodes == 1 and profile.gpus.share is None:

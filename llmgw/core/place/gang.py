@@ -117,7 +117,7 @@ def shortage(request: Request, among: Candidates) -> str:
     share = " that share a fabric (fabric: required)" if required else ""
     if required and not among.nodes:
         return f"it needs {request.nodes} nodes{share}, and none has one that can be used"
-    text = f"it needs {request.nodes} nodes at once{share} with {need_text(request.gpus, request.need)} each, {has}"
+    text = f"it needs {request.nodes} nodes at once{share} with {_need(request, among)} each, {has}"
     if len(able) < request.nodes:
         return text
     if any(len(group) >= request.nodes for group in having.values()):
@@ -126,6 +126,11 @@ def shortage(request: Request, among: Candidates) -> str:
     apart = "; ".join(f"{_kind_text(kind)} {names(group)}" for kind, group in having.items())
     must = "be alike and share a fabric" if required else "be alike"
     return f"{text}, but the ranks of one replica must {must}: {apart}"
+
+
+def _need(request: Request, among: Candidates) -> str:
+    kin = next((ledger.gpus for ledger in among.nodes if ledger.gpus), ())
+    return need_text(request.gpus, request.need, kin)
 
 
 def _kind_text(kind: Kind) -> str:
