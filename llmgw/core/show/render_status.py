@@ -49,7 +49,7 @@ def _replicas(rows: Sequence[ReplicaRow], paint: Callable[[str, str], str]) -> l
             row.state if row.recorded else f"{row.state} (unrecorded)",
             ",".join(row.nodes),
             _gpus(row.gpus) or "-",
-            _gpus(row.computes_on) or "?",
+            _computes_on(row),
             at(row.since) if row.since is not None else "",
             row.url,
         )
@@ -73,6 +73,12 @@ def _gpus(labels: Sequence[str]) -> str:
         nodes.setdefault(node, []).append(int(index))
     told = {node: ranges(indices).replace(" ", "") for node, indices in nodes.items()}
     return "".join(told.values()) if len(told) == 1 else " ".join(map(":".join, told.items()))
+
+
+def _computes_on(row: ReplicaRow) -> str:
+    """``0-3, 281.2 GiB``; ``cpu``; ``?``: nobody has told."""
+    memory = f", {size(row.computing_memory)}" if row.computing_memory else ""
+    return f"{_gpus(row.computes_on)}{memory}" or "?"
 
 
 def _notes(row: ReplicaRow) -> Iterable[str]:

@@ -13,6 +13,7 @@ from llmgw.model.desired import Desired
 from llmgw.model.record import ModelRecord, Record, ReplicaRecord
 from llmgw.model.report import Observed, Reach, ShardReport, ShardState
 
+SHORT_UUID = 12  # characters: MIG- and as much as tells the instances of a node apart
 RUNNING_JOBS = frozenset({"queued", "running", "failed"})
 
 
@@ -37,7 +38,7 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaRow:
-    """``gpus`` as ``gpu01:0``, by the node's own numbering of this moment. ``computes_on`` is what its processes really
+    """``gpus`` as ``gpu01:0``, by the node's own numbering of this moment; a MIG instance as ``gpu01:MIG-1f0c9a2b``. ``computes_on`` is what its processes really
     use: the same form, or ``cpu``; empty when nobody has told."""
 
     model: str
@@ -49,6 +50,7 @@ class ReplicaRow:
     nodes: tuple[str, ...]
     gpus: tuple[str, ...] = ()
     computes_on: tuple[str, ...] = ()
+    computing_memory: int = 0  # bytes that its processes hold of those GPUs
     url: str = ""
     since: datetime | None = None
     attempts: int = 0
@@ -172,6 +174,7 @@ def _recorded(replica: ReplicaRecord, seen: Survey) -> ReplicaRow:
             for label in _labels(seen.nodes.get(each.node), (gpu.uuid for gpu in each.gpus))
         ),
         computes_on=tuple(label for shard in state.shards for label in _computes_on(shard, seen)),
+        computing_memory=sum(map(_computing_memory, state.shards)),
         url=f"http://{rank.address}:{rank.ports[0]}/v1" if rank.ports else "",
         since=leader.since if leader is not None else None,
         attempts=leader.attempts if leader is not None else 0,
@@ -230,6 +233,7 @@ def _unrecorded(shard: SeenShard, seen: Survey) -> ReplicaRow:
         nodes=(shard.node,),
         gpus=_labels(seen.nodes.get(shard.node), (gpu.uuid for gpu in report.claims.gpus)),
         computes_on=_computes_on(shard, seen),
+        computing_memory=_computing_memory(shard),
         since=report.since,
         attempts=report.attempts,
         last_error=report.last_error,
@@ -247,8 +251,11 @@ def _by_hand(shards: Iterable[SeenShard]) -> tuple[str, ...]:
 def _labels(view: NodeView | None, uuids: Iterable[str]) -> tuple[str, ...]:
     if view is None or view.facts is None:
         return tuple(uuids)
-    indices = {gpu.uuid: gpu.index for gpu in view.facts.gpus}
-    return tuple(f"{view.name}:{indices[uuid]}" if uuid in indices else uuid for uuid in uuids)
+    known = {
+        gpu.uuid: gpu.uuid[:SHORT_UUID] if gpu.parent is not None else str(gpu.index)
+        for gpu in view.facts.gpus
+    }
+    return tuple(f"{view.name}:{known[uuid]}" if uuid in known else uuid for uuid in uuids)
 
 
 def _computes_on(shard: SeenShard, seen: Survey) -> tuple[str, ...]:
@@ -256,6 +263,11 @@ def _computes_on(shard: SeenShard, seen: Survey) -> tuple[str, ...]:
     if on is None:
         return ()
     return _labels(seen.nodes.get(shard.node), sorted(on.gpus)) or ("cpu",)
+
+
+def _computing_memory(shard: SeenShard) -> int:
+    on = shard.report.computes_on
+    return sum(on.gpus.values()) if on is not None else 0
 
 
 def _node(view: NodeView, record: Record, book: NodeLedger) -> NodeRow:
@@ -271,13 +283,16 @@ def _node(view: NodeView, record: Record, book: NodeLedger) -> NodeRow:
         *cautions(view),
         *clock_caution(view),
     )
+    # A GPU that is split is none that anything could have, beside its instances.
+    split = {gpu.parent for gpu in facts.gpus} if facts is not None else set()
+    usable = [entry.gpu for entry in book.gpus if entry.gpu.uuid not in split]
     return NodeRow(
         name=view.name,
         reach=view.reach.value,
         agent=view.report.agent.version if view.report is not None else known.agent_version if known else "",
-        gpus=len(book.gpus),
+        gpus=len(usable),
         gpus_free=book.free_whole,
-        gpu_class=", ".join(sorted({entry.gpu.gpu_class for entry in book.gpus})),
+        gpu_class=", ".join(sorted({gpu.gpu_class for gpu in usable})),
         problems=tuple(dict.fromkeys(problems)),
         unreachable_since=known.unreachable_since if known and view.reach is Reach.UNREACHABLE else None,
         cordoned=view.desired is not None and view.desired.spec.cordon,
