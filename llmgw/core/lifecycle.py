@@ -23,7 +23,7 @@ there from every state but stopped, also before any process exists; it turns ``t
 ``failed`` are terminal, and hold nothing of the node.
 
 Every state that is neither terminal nor ready has a deadline and a reason. The deadline of ready is the moment when the
-count of attempts starts anew.
+count of attempts starts anew. docs/lifecycle.md tells people what this means.
 """
 
 from dataclasses import replace

@@ -211,16 +211,16 @@ def become_engine(order: dict[str, Any], go: int, told: int) -> NoReturn:
 
 
 def become_user(user: dict[str, Any] | None, group: int | None) -> None:
-    """The user's own group stays among its others, so that it may read what it could before."""
-    if user is None and group is None:
+    """The user's own group stays among its others, so that it may read what it could before. A user namespace may not
+    have the shard's number, or may not change groups at all: that proof is lost then, nothing else."""
+    if user is None:
+        if group is not None and attempt(os.setgroups, sorted({os.getgid(), *os.getgroups()})):
+            attempt(os.setresgid, group, group, group)
         return
-    own = user["gid"] if user else os.getgid()
-    os.setgroups(sorted({own, *(user["groups"] if user else os.getgroups())}))
-    # A user namespace may not have that number: its proof is lost then, nothing else.
+    os.setgroups(sorted({user["gid"], *user["groups"]}))
     if group is None or not attempt(os.setresgid, group, group, group):
-        os.setresgid(own, own, own)
-    if user:
-        os.setresuid(user["uid"], user["uid"], user["uid"])
+        os.setresgid(user["gid"], user["gid"], user["gid"])
+    os.setresuid(user["uid"], user["uid"], user["uid"])
 
 
 def execute(argv: list[str], env: dict[str, str]) -> NoReturn:

@@ -20,8 +20,9 @@ SHIM = Path(llmgw.__file__).parent / "runtime" / "shim.py"
 class Bench:
     """Runs shims below one directory and ends what they started."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *prefix: str) -> None:
         self.folder = folder
+        self.prefix = prefix
         self.status_file = folder / "status.json"
         self.log = folder / "engine.log"
 
@@ -46,12 +47,12 @@ class Bench:
     def run(self, order: dict[str, Any] | bytes) -> dict[str, Any]:
         text = order if isinstance(order, bytes) else json.dumps(order).encode()
         done = subprocess.run(
-            [sys.executable, "-I", "-S", str(SHIM)],
+            [*self.prefix, sys.executable, "-I", "-S", str(SHIM)],
             input=text,
             capture_output=True,
             check=False,
             timeout=60,
-            env={},
+            env={"PATH": "/usr/bin:/bin"} if self.prefix else {},
         )
         assert done.stderr == b""
         answer = json.loads(done.stdout)
@@ -203,3 +204,31 @@ def test_it_becomes_the_engine_user_with_a_home_of_its_own(tmp_path: Path) -> No
     assert (home.stat().st_uid, oct(home.stat().st_mode & 0o777)) == (65534, "0o700")
     assert oct(home.parent.stat().st_mode & 0o777) == "0o711"
     assert bench.log.stat().st_uid == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a process another group")
+@pytest.mark.parametrize("user", [None, {"uid": 65534, "gid": 65534, "groups": [44]}])
+def test_a_shards_own_group_comes_first_and_the_users_stay_beside_it(
+    tmp_path: Path, user: dict[str, object] | None
+) -> None:
+    bench = Bench(tmp_path)
+    for folder in (tmp_path, *tmp_path.parents[:-2]):
+        folder.chmod(folder.stat().st_mode | 0o011)
+    order = bench.order("sh", "-c", "id -u; id -g; id -G; touch mine; stat -c %g mine", user=user)
+    assert bench.run({**order, "group": 2013265921}) == {"ok": True}
+    assert bench.ended()["code"] == 0
+    uid, gid, groups, made = bench.log.read_text().splitlines()
+    assert uid == ("65534" if user else "0")
+    assert gid == made == "2013265921"
+    own = {"65534", "44"} if user else {"0"}
+    assert own <= set(groups.split())
+
+
+def test_in_a_user_namespace_without_that_number_an_engine_starts_as_before(tmp_path: Path) -> None:
+    """There a root that is not the machine's may not change groups."""
+    bench = Bench(tmp_path, "unshare", "--user", "--map-root-user")
+    if subprocess.run([*bench.prefix, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no user namespaces here")
+    assert bench.run(bench.order("sh", "-c", "id -u; id -g", group=2013265921)) == {"ok": True}
+    assert bench.ended()["code"] == 0
+    assert bench.log.read_text().split() == ["0", "0"]
