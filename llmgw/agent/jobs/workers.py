@@ -26,6 +26,8 @@ LOOK_EVERY = 0.5
 END_WITHIN = 3.0
 """Seconds for a worker that was told to end. It only ends what it started; partial files are good whenever it stops."""
 KILL_WITHIN = 10.0
+AFTER_KILL = 10.0
+"""Seconds until a job is tried again whose worker somebody, or the kernel for want of memory, has killed."""
 LOG_TAIL = 1_000
 BOOT = "import sys; sys.path[:0] = sys.argv[1:]; from llmgw.agent.jobs.worker import main; main()"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -132,7 +134,7 @@ class Workers:
         finally:
             ended.cancel()
         result = read(Result, self._place(job) / RESULT)
-        return result or Result(kind="stalled", error=_unexplained(job, how, self._place(job) / "log"))
+        return result or _unexplained(job, how, self._place(job) / "log")
 
     async def _kill(self, job: str) -> None:
         loop = asyncio.get_running_loop()
@@ -172,8 +174,8 @@ def _take_over(place: Path, progress: Progress) -> None:
         progress.say(told.line)
 
 
-def _unexplained(job: str, how: Exit, log: Path) -> str:
-    """A worker that could not tell: killed, or broken."""
+def _unexplained(job: str, how: Exit, log: Path) -> Result:
+    """A worker that could not tell: broken, or killed, which may not happen again."""
     why = f"signal {how.signal}" if how.signal else f"code {how.code}" if how.code is not None else how.detail
     hint = ": memory may have run out, see the kernel's log" if how.signal == signal.SIGKILL else ""
     try:
@@ -182,4 +184,5 @@ def _unexplained(job: str, how: Exit, log: Path) -> str:
             said = file.read(LOG_TAIL).decode(errors="replace").strip()
     except OSError:
         said = ""
-    return f"job {job}: its worker ended by {why}{hint}{f'; it said: {said}' if said else ''}"
+    error = f"job {job}: its worker ended by {why}{hint}{f'; it said: {said}' if said else ''}"
+    return Result(kind="stalled" if how.code is not None else "retry", error=error, after=AFTER_KILL)

@@ -2,11 +2,14 @@
 
 import asyncio
 import hashlib
+import os
+import subprocess
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import pytest
@@ -122,6 +125,24 @@ def test_weights_that_are_on_the_node_are_only_checked(tmp_path: Path) -> None:
     assert not doer.complete(spec)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="the agent must be root for engines to be somebody else")
+def test_weights_that_engines_may_not_read_are_told_with_what_stands_in_the_way(tmp_path: Path) -> None:
+    doer = fetcher(tmp_path, engine_user="nobody")
+    with TemporaryDirectory(prefix="llmgw-test-") as open_to_all:  # pytest's own folders are closed to others
+        Path(open_to_all).chmod(0o755)
+        folder = Path(open_to_all) / "models"
+        folder.mkdir()
+        (folder / "model.gguf").write_bytes(WEIGHTS)
+        spec = fetch_spec(path=str(folder))
+        for closed, mode in ((folder / "model.gguf", 0o600), (folder, 0o700)):
+            closed.chmod(mode)
+            with pytest.raises(StalledError, match=rf"nobody may not read {closed}: chmod"):
+                run(doer.run(spec, Progress()))
+            closed.chmod(0o755)
+        run(doer.run(spec, Progress()))
+        assert doer.complete(spec)
+
+
 @pytest.mark.parametrize(("sha256", "why"), [("0" * 64, "its SHA-256 is"), (None, "nothing is there")])
 def test_weights_that_are_missing_or_changed_are_told(tmp_path: Path, sha256: str | None, why: str) -> None:
     file = tmp_path / "model.gguf"
@@ -135,24 +156,36 @@ def test_weights_that_are_missing_or_changed_are_told(tmp_path: Path, sha256: st
 
 
 class Liar(BaseHTTPRequestHandler):
-    """Serves WEIGHTS; ``mode`` says how it lies."""
+    """Serves ``data``; ``mode`` says how it lies. ``etag`` is what it calls the file."""
 
     mode: ClassVar[str] = "honest"
+    data: ClassVar[bytes] = WEIGHTS
+    etag: ClassVar[str] = ""
     ranges: ClassVar[list[str]] = []
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
         asked = self.headers.get("Range", "")
         self.ranges.append(asked)
-        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and self.mode != "no-ranges" else 0
-        body = WEIGHTS[start:]
+        if self.mode == "no-ranges" or self.headers.get("If-Range", self.etag) != self.etag:
+            asked = ""
+        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
+        statuses = {"missing": 404, "busy": 503, "locked": 401, "forbidden": 403}
+        if self.mode in statuses:
+            self.send_error(statuses[self.mode])
+            return
+        if self.mode == "redirect":
+            type(self).mode = "honest"
+            self._say(302, {"Location": "/elsewhere/model.gguf", "Content-Length": "0"})
+            return
+        if asked and start >= len(self.data):
+            self._say(416, {"Content-Range": f"bytes */{len(self.data)}", "Content-Length": "0"})
+            return
+        self._body(start)
+
+    def _body(self, start: int) -> None:
+        body = self.data[start:]
         match self.mode:
-            case "missing":
-                self.send_error(404)
-                return
-            case "busy":
-                self.send_error(503)
-                return
             case "other":
                 body = b"other" * 10
             case "short":
@@ -166,23 +199,32 @@ class Liar(BaseHTTPRequestHandler):
                 self._head(0, 2**60)
                 self.close_connection = True
                 return
-            case "redirect":
-                type(self).mode = "honest"
-                self.send_response(302)
-                self.send_header("Location", "/elsewhere/model.gguf")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+            case "less":  # a length that is less than the file
+                body = body[: len(body) // 2]
+            case "chunked":
+                self._chunked(body)
                 return
             case _:
                 pass
         self._head(start, len(body))
         self.wfile.write(body)
 
+    def _chunked(self, body: bytes) -> None:
+        """Without a length, and cut off before its end."""
+        self._say(200, {"Transfer-Encoding": "chunked"})
+        self.wfile.write(f"{len(body) // 2:x}\r\n".encode() + body[: len(body) // 2] + b"\r\n")
+        self.close_connection = True
+
     def _head(self, start: int, length: int) -> None:
-        self.send_response(206 if start else 200)
+        headers = {"Content-Length": str(length)}
         if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(WEIGHTS) - 1}/{len(WEIGHTS)}")
-        self.send_header("Content-Length", str(length))
+            headers["Content-Range"] = f"bytes {start}-{len(self.data) - 1}/{len(self.data)}"
+        self._say(206 if start else 200, headers)
+
+    def _say(self, status: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, **({"ETag": self.etag} if self.etag else {})}.items():
+            self.send_header(name, value)
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
@@ -190,8 +232,8 @@ class Liar(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(mode: str) -> Iterator[tuple[str, type[Liar]]]:
-    handler = type("Handler", (Liar,), {"mode": mode, "ranges": []})
+def serving(mode: str, data: bytes = WEIGHTS, etag: str = "") -> Iterator[tuple[str, type[Liar]]]:
+    handler = type("Handler", (Liar,), {"mode": mode, "data": data, "etag": etag, "ranges": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
@@ -239,6 +281,10 @@ def test_a_download_that_broke_goes_on_from_there_or_begins_anew(tmp_path: Path,
         ("other", StalledError, "its SHA-256 is"),
         ("missing", StalledError, "the server answered 404"),
         ("busy", RetryError, "the server answered 503"),
+        ("locked", StalledError, "needs credentials that the node does not have"),
+        ("forbidden", StalledError, "needs credentials that the node does not have"),
+        ("less", StalledError, "its SHA-256 is"),
+        ("chunked", RetryError, "it goes on from there"),
         ("huge", NoSpaceError, "free space there"),
     ],
 )
@@ -259,6 +305,77 @@ def test_a_server_that_sends_another_range_is_not_believed(tmp_path: Path) -> No
         handler.mode = "wrong-range"
         with pytest.raises(StalledError, match="asked for bytes from"):
             run(doer.run(by_url(url), Progress()))
+
+
+def test_a_file_that_has_changed_meanwhile_comes_whole(tmp_path: Path) -> None:
+    """The server says so by its ETag: nothing of the old one is under the new one's end."""
+    doer = fetcher(tmp_path)
+    with serving("short", b"old" * 300_000, etag='"1"') as (url, handler):
+        with pytest.raises(RetryError):
+            run(doer.run(by_url(url), Progress()))
+        handler.mode, handler.data, handler.etag = "honest", WEIGHTS, '"2"'
+        run(doer.run(by_url(url), Progress()))
+        assert handler.ranges[1].startswith("bytes=")
+    assert (tmp_path / "weights" / DIGEST / "model.gguf").read_bytes() == WEIGHTS
+
+
+@pytest.mark.parametrize("old", [b"old" * 300_000, b"old" * 900_000], ids=["shorter", "longer"])
+def test_a_file_that_has_changed_without_a_word_is_fetched_once_more_from_its_beginning(
+    tmp_path: Path, old: bytes
+) -> None:
+    doer = fetcher(tmp_path)
+    with serving("short", old) as (url, handler):
+        with pytest.raises(RetryError):
+            run(doer.run(by_url(url), Progress()))
+        handler.mode, handler.data = "honest", WEIGHTS
+        with pytest.raises(RetryError, match="begin"):
+            run(doer.run(by_url(url), Progress()))
+        run(doer.run(by_url(url), Progress()))
+        assert handler.ranges[2] == ""
+    assert (tmp_path / "weights" / DIGEST / "model.gguf").read_bytes() == WEIGHTS
+
+
+def test_a_download_that_was_whole_when_its_worker_died_is_only_proved(tmp_path: Path) -> None:
+    doer = fetcher(tmp_path)
+    with serving("short") as (url, handler):
+        with pytest.raises(RetryError):
+            run(doer.run(by_url(url), Progress()))
+        part = tmp_path / "weights" / f".part-fetch-{DIGEST[:8]}"
+        (part / "model.gguf").write_bytes(WEIGHTS)
+        handler.mode = "honest"
+        run(doer.run(by_url(url), Progress()))
+    assert (tmp_path / "weights" / DIGEST / "model.gguf").read_bytes() == WEIGHTS
+    assert sorted(entry.name for entry in (tmp_path / "weights" / DIGEST).iterdir()) == [
+        "llmgw-weights.json",
+        "model.gguf",
+    ]
+
+
+def test_half_of_another_address_is_not_gone_on_with(tmp_path: Path) -> None:
+    doer = fetcher(tmp_path)
+    with serving("short", b"other" * 200_000) as (url, _), pytest.raises(RetryError):
+        run(doer.run(by_url(url), Progress()))
+    with serving("honest") as (url, handler):
+        run(doer.run(by_url(url), Progress()))
+        assert handler.ranges == [""]
+
+
+def test_a_disk_that_fills_up_under_way_is_told_and_the_half_is_kept(tmp_path: Path) -> None:
+    """A real small file system, where this user may make one."""
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(small)], capture_output=True, check=False
+    ).returncode:
+        pytest.skip("only root may mount a file system")
+    try:
+        doer = fetcher(small)
+        with serving("chunked") as (url, _), pytest.raises(NoSpaceError, match="No space left on device"):
+            run(doer.run(by_url(url), Progress()))
+        assert not doer.complete(by_url("http://x/model.gguf"))
+        assert left(small) == [f".part-fetch-{DIGEST[:8]}"]
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
 
 
 def test_what_did_not_match_is_not_gone_on_with(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from llmgw.model.ids import JobId
 from llmgw.model.problems import AgentError, RetryError, StalledError
 from llmgw.model.report import JobReport
 from llmgw.wire.messages import INVALID_PARAMS, NO_SPACE, NOT_FOUND
-from tests.agent.agents import NOON, MemoryDisk, fetch_spec, install_spec
+from tests.agent.agents import NOON, MemoryDisk, fetch_spec, install_spec, until
 
 INSTALL = JobId("install-abababab")
 
@@ -30,7 +30,7 @@ class World:
         self.store = MemoryJournalStore()
         self.told: list[JobReport] = []
 
-    def jobs(self) -> Jobs:
+    def jobs(self, learn: Callable[[str], None] = lambda _: None) -> Jobs:
         return Jobs(
             clock=FakeClock(NOON),
             disk=self.disk,
@@ -39,6 +39,7 @@ class World:
             fetch=self.doer,
             targets=self.targets,
             changed=self.told.append,
+            learn=learn,
         )
 
 
@@ -147,6 +148,74 @@ def test_cancelling_what_nobody_ordered_is_told() -> None:
         with pytest.raises(AgentError) as caught:
             await World().jobs().cancel("install-00000000")
         assert caught.value.code == NOT_FOUND
+
+    run(main)
+
+
+def test_a_jobs_secrets_stay_until_it_has_ended_and_are_learnt_by_the_log() -> None:
+    world = World(seconds=60)
+    learnt: list[str] = []
+
+    async def main() -> None:
+        jobs = world.jobs(learnt.append)
+        await jobs.fetch(fetch_spec(), secrets={"token": "canary"})
+        await until(lambda: world.doer.secrets)
+        assert world.doer.secrets == [{"token": "canary"}]
+        assert learnt
+        assert {name for name, data in world.disk.files.items() if b"canary" in data} == {
+            "jobsecrets/fetch-abababab.json"
+        }
+        await jobs.close()
+        second = world.jobs(learnt.append)
+        await second.adopt()
+        await until(lambda: len(world.doer.secrets) == 2)
+        assert world.doer.secrets[1] == {"token": "canary"}
+        await second.cancel("fetch-abababab")
+        assert not any(b"canary" in data for data in world.disk.files.values())
+
+    run(main)
+
+
+def test_secrets_of_jobs_that_nobody_knows_any_more_are_removed() -> None:
+    world = World()
+    world.disk.files["jobsecrets/fetch-00000000.json"] = b'{"values": {"token": "canary"}}'
+
+    async def main() -> None:
+        await world.jobs().adopt()
+        assert world.disk.files == {}
+
+    run(main)
+
+
+def test_an_agents_restart_gives_a_job_no_more_time() -> None:
+    world = World(seconds=1000)
+
+    async def main() -> None:
+        first = world.jobs()
+        await first.install(install_spec(timeout=0.3))
+        await until(lambda: first.reports()[0].state == "running")
+        await first.close()
+        second = world.jobs()
+        await second.adopt()
+        assert second.reports()[0].started == NOON
+        with pytest.raises(StalledError, match="not done within 0 s"):
+            await second.wait((INSTALL,))
+        assert world.doer.stopped == [INSTALL]
+
+    run(main)
+
+
+def test_a_failed_jobs_half_is_kept_for_the_next_order() -> None:
+    world = World()
+    world.doer.errors = [StalledError("a mirror is down")]
+
+    async def main() -> None:
+        jobs = world.jobs()
+        await jobs.install(install_spec())
+        with pytest.raises(StalledError):
+            await jobs.wait((INSTALL,))
+        await world.jobs().adopt()
+        assert world.doer.kept[0] == frozenset({INSTALL})
 
     run(main)
 
