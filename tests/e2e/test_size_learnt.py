@@ -1,0 +1,66 @@
+"""A real model whose size nobody has stated: fetched first, then summed from its header, served, and summed no more."""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.road import Road
+from tests.engines.wheels import wheel_dir
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+MEMORY = r"  # What placement sets aside of the node's memory\.\n  memory: 1GiB\n"
+
+
+@pytest.fixture
+def road(tmp_path: Path, free_ports: tuple[int, int]) -> Iterator[Road]:
+    made = Road(tmp_path, wheels=wheel_dir(), ports=free_ports)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_model_of_unstated_size_is_fetched_then_summed_and_served(road: Road) -> None:
+    road.edit("profile", MEMORY, "")
+    road.commit("State no size")
+    first = road.llmgw("plan")
+    assert "has told how much memory it takes (known after that)" in first
+    assert "start smollm2" not in first
+
+    assert "ready after" in road.llmgw("apply", "--yes")
+    assert "No changes" in road.llmgw("plan", "--detailed-exitcode", expect=0)
+
+    replica = json.loads(_kept(road, "replicas/"))
+    told = next(reason for reason in replica["reasons"] if reason.startswith("needs no GPU"))
+    assert re.search(r"weights 0\.09, kv 0\.04 \(2,048 tokens\), compute 0\.1", told)
+    sizes = json.loads(_kept(road, "weights.json"))
+    (weights,) = sizes["weights"].values()
+    assert (weights["architecture"], weights["layers"], weights["kvHeads"]) == ("llama", 30, 3)
+
+    # The process takes no more than was set aside; less, as long as no request has filled its buffers.
+    (pid,) = road.engine_pids().values()
+    process = psutil.Process(pid)
+    takes = sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))
+    assert takes < replica["ranks"][0]["memory"] < 3 * takes
+
+    road.edit("profile", "maxModelLen: 2048", "maxModelLen: 2000000000")
+    road.commit("Ask for more than any machine has")
+    refused = road.llmgw("apply", "--yes", expect=6)
+    assert "not enough memory" in refused
+    assert re.search(r"needs [0-9.]+ GiB of memory", refused)
+
+
+def _kept(road: Road, path: str) -> str:
+    """A file of the state branch, the only one below ``path``."""
+    git = ["git", "-C", str(road.fleet)]
+    listed = subprocess.run(
+        [*git, "ls-tree", "-r", "--name-only", "llmgw/state"], capture_output=True, text=True, check=True
+    )
+    (name,) = [each for each in listed.stdout.split() if each.startswith(path)]
+    shown = subprocess.run([*git, "show", f"llmgw/state:{name}"], capture_output=True, text=True, check=True)
+    return shown.stdout
