@@ -1,7 +1,7 @@
 """The stand-in: an OpenAI-compatible server of our own runtime that computes nothing and can be told to misbehave.
 
 It claims the GPUs it is given and never touches them, so that whole fleets can be tried without one. Weights that
-can be fetched are fetched and must be there; a path or a repository is only a name to it. Misbehaviours are plain
+can be fetched are fetched and must be there; a path is only a name to it. Misbehaviours are plain
 flags in ``args`` (docs/engines.md lists them).
 """
 

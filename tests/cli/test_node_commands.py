@@ -351,7 +351,9 @@ def test_wrong_usage_is_64(words: list[str], capsys: pytest.CaptureFixture[str])
     assert "Error:" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["add", "list", "show", "doctor", "bootstrap", "adopt", "remove", "stop-agent"])
+@pytest.mark.parametrize(
+    "name", ["add", "list", "show", "doctor", "gc", "bootstrap", "adopt", "remove", "stop-agent"]
+)
 def test_every_node_command_explains_itself_with_an_example(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -20,6 +21,8 @@ from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.progress import Silent
 from llmgw.model.desired import DesiredNode
 from llmgw.model.ids import JobId
+from llmgw.model.launch import FetchSpec
+from llmgw.model.manifest import FromEnv
 from llmgw.model.plan import Plan, Step, StepKind, StepOutcome, StepResult
 from llmgw.model.problems import (
     AgentError,
@@ -30,7 +33,7 @@ from llmgw.model.problems import (
 )
 from llmgw.model.record import Outcome
 from llmgw.model.report import JobReport
-from llmgw.wire.messages import BUSY, FENCED, MISMATCH, Accepted, StartParams
+from llmgw.wire.messages import BUSY, FENCED, MISMATCH, Accepted, FetchParams, StartParams
 from tests.controller.passes.doubles import (
     FENCE,
     Script,
@@ -103,6 +106,19 @@ def test_the_command_id_is_serial_and_step_and_carries_fence_and_secrets() -> No
     assert params.command.id == "7-start x"
     assert params.command.fence == FENCE
     assert params.secrets == {"key": "k", "TOKEN": "t"}
+
+
+def test_a_fetch_carries_the_token_of_its_source_beside_its_spec() -> None:
+    spec = FetchSpec(
+        job=JobId("fetch-1"), digest="1" * 64, description="a/b", token=FromEnv(from_env="MY_TOKEN")
+    )
+    gpu01 = Script("gpu01")
+    fetching = replace(step("f", StepKind.FETCH), fetch=spec)
+    carried_out(plan_of(fetching), ScriptedTransport(gpu01), secrets={"token": "t"})
+    ((_, params),) = gpu01.asked
+    assert isinstance(params, FetchParams)
+    assert params.secrets == {"token": "t"}
+    assert "'t'" not in str(params.spec)
 
 
 def test_one_nodes_failure_skips_only_what_depends_on_it() -> None:
