@@ -242,7 +242,7 @@ class AgentService:
     async def _report(self, params: ReportParams) -> Report:
         loop = asyncio.get_running_loop()
         asked = loop.time()
-        facts = await self._facts.facts(max_age=FACTS_AGE)
+        facts = await self._facts.facts(max_age=self._facts_age())
         await self._shards.sampled(facts.gpus)
         targets = self._jobs.targets
         problems = [*self._problems, *self._shards.problems(), self._journal.problem, self._rules.problem()]
@@ -263,6 +263,15 @@ class AgentService:
             problems=tuple(problem for problem in problems if problem),
             took=loop.time() - asked,
         )
+
+    def _facts_age(self) -> float:
+        """An engine on GPUs that has just got ready wants a look of now: by one from before it would compute on the CPU."""
+        since = self._clock.now() - timedelta(seconds=FACTS_AGE)
+        news = (
+            report.claims.gpus and report.ready_at is not None and report.ready_at > since
+            for report in self._shards.reports()
+        )
+        return 0.0 if any(news) else FACTS_AGE
 
     async def _doctor(self, _: messages.DoctorParams) -> Checkup:
         return await self._examined().examine(

@@ -12,7 +12,7 @@ from llmgw.agent.journal import Journal, MemoryJournalStore
 from llmgw.agent.ownership import Ownership
 from llmgw.agent.sampling import FixedFacts
 from llmgw.agent.seams import ANYTHING, Examiner, Rules
-from llmgw.agent.service import AgentService, Checkpoint, no_checkpoint
+from llmgw.agent.service import AgentService, Checkpoint, FactsSource, no_checkpoint
 from llmgw.clock import FakeClock
 from llmgw.model.claims import Claims
 from llmgw.model.facts import Facts, Gpu
@@ -215,6 +215,7 @@ class Node:
     shards: FakeShards = field(default_factory=FakeShards)
     clock: FakeClock = field(default_factory=lambda: FakeClock(NOON))
     facts: Facts = Facts(hostname="n1")
+    source: FactsSource | None = None  # instead of ``facts``
     fleet: FleetId | None = FLEET
     seconds: float = 0.0
     rules: Rules = ANYTHING
@@ -249,7 +250,7 @@ class Node:
             jobs=jobs,
             events=events,
             ownership=Ownership(disk=self.disk, journal=journal, fleet=self.fleet),
-            facts=FixedFacts(self.facts),
+            facts=self.source or FixedFacts(self.facts),
             checkpoint=checkpoint,
             rules=self.rules,
             examiner=self.examiner,
