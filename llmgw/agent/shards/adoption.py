@@ -28,8 +28,10 @@ class Adoption:
 
 
 async def look(order: StoredOrder, around: Surroundings) -> Adoption:
-    secrets = await _secrets(order, around)
-    missing = late.secrets_used(order.spec) - set(secrets)
+    kept = await _secrets(order, around)
+    secrets = kept or {}
+    # Also of an order that needs none: what can't be read would be in the way of its next launch.
+    missing = kept is None or late.secrets_used(order.spec) - set(secrets)
     return replace(await _look(order, around, secrets), lost="its secrets" if missing else "")
 
 
@@ -72,11 +74,12 @@ async def _look(order: StoredOrder, around: Surroundings, secrets: Mapping[str, 
     return Adoption(order=order, events=events, running=running, secrets=secrets)
 
 
-async def _secrets(order: StoredOrder, around: Surroundings) -> Mapping[str, str]:
+async def _secrets(order: StoredOrder, around: Surroundings) -> Mapping[str, str] | None:
+    """None: they can't be read. What runs needs none."""
     try:
         return await around.orders.secrets(order.spec.shard)
     except CodecError:
-        return {}  # its next launch says so; what runs needs none
+        return None
 
 
 def _without_engine(

@@ -336,6 +336,27 @@ def test_a_key_that_was_lost_comes_again_with_the_order_and_nothing_is_started_a
     on_node(story)
 
 
+def test_a_broken_file_of_secrets_that_nobody_needs_is_written_anew_with_the_order() -> None:
+    """Its shard, which uses no secret, could not be started again for ever, and a repeated order changed nothing."""
+
+    async def story(rig: Rig) -> None:
+        first = await rig.agent()
+        launch = spec()
+        await first.start(start(launch))
+        await rig.reaches(launch, "ready")
+        await killed(first)
+        rig.disk.files[f"secrets/{launch.shard}.json"] = b"{"
+        shards = await rig.agent()
+        assert rig.report(launch).lost == "its secrets"
+        await shards.start(start(launch))
+        assert rig.report(launch).lost == ""
+        await killed(shards)
+        await rig.agent()
+        assert rig.report(launch).lost == ""
+
+    on_node(story)
+
+
 @pytest.mark.parametrize("call", range(1, 42))
 def test_an_agent_killed_at_any_call_leaves_work_that_the_next_one_finishes(call: int) -> None:
     """Start, and somewhere on the way the agent dies; whatever the world is then, the next one brings it to ready with
