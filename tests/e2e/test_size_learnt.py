@@ -48,7 +48,7 @@ def test_a_model_of_unstated_size_is_fetched_then_summed_and_served(road: Road) 
     takes = sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))
     assert takes < replica["ranks"][0]["memory"] < 3 * takes
 
-    road.edit("profile", "maxModelLen: 2048", "maxModelLen: 2000000000")
+    road.edit("profile", "maxModelLen: 2048", "maxModelLen: 1000000000")
     road.commit("Ask for more than any machine has")
     refused = road.llmgw("apply", "--yes", expect=6)
     assert "not enough memory" in refused
