@@ -77,7 +77,6 @@ def _host(room: Room, host: Host, report: Report) -> Iterator[str]:
     version = f"7.0.{room.versions.made}"
     if report.agent.version != version:
         yield f"the agent of {host.name} is {report.agent.version}, the controller {version}"
-    yield from (f"{host.name}: {problem}" for problem in report.problems)
     told = {shard.shard: shard.pid for shard in report.shards if shard.pid and shard.model not in ALWAYS}
     living = [one for one in room.watcher.instances().values() if one.first.host == host.name]
     runs = {

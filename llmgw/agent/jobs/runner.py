@@ -151,7 +151,7 @@ class Jobs:
         for name, data in sorted((await self._disk.read_all(FOLDER)).items()):
             try:
                 job = _read(data)
-            except (codec.CodecError, ValueError, KeyError, TypeError) as wrong:
+            except (codec.CodecError, ValueError, KeyError, TypeError, RecursionError) as wrong:
                 problems.append(f"{FOLDER}/{name} can't be read and is left alone: {wrong}")
                 continue
             self._jobs[job.spec.job] = job

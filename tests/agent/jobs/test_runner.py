@@ -277,9 +277,10 @@ def test_a_finished_job_is_still_known_to_the_next_agent_and_not_done_again() ->
     run(main)
 
 
-def test_an_order_that_cannot_be_read_is_told_and_left_alone() -> None:
+@pytest.mark.parametrize("broken", [b"{", b"", b"\0" * 100, b"[" * 100_000])
+def test_an_order_that_cannot_be_read_is_told_and_left_alone(broken: bytes) -> None:
     world = World()
-    world.disk.files["jobs/install-00000000.json"] = b"{"
+    world.disk.files["jobs/install-00000000.json"] = broken
 
     async def main() -> None:
         problems = await world.jobs().adopt()
