@@ -41,6 +41,7 @@ class Script:
     leaves: int = 0  # children that outlive it
     answers_token: bool = True
     computes: bool = False  # uses a whole core
+    traceless: bool = False  # without its order nothing proves whose it is
     in_flight: float | None = 0
     gpu_memory: int = 8 * GIB
 
@@ -250,7 +251,7 @@ class FakeSpawner(_Seam):
 
     async def strays(self, known: frozenset[str]) -> tuple[str, ...]:
         self._reach("strays")
-        living = {process.order.shard for process in self._node.living()}
+        living = {process.order.shard for process in self._node.living() if not process.script.traceless}
         return tuple(sorted((living | set(self._node.left_behind.values())) - known))
 
     async def listener(self, port: int) -> tuple[int, str | None] | None:

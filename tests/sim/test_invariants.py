@@ -199,6 +199,7 @@ def test_an_agent_whose_death_takes_its_engines_along() -> None:
 def test_an_agent_that_forgets_what_runs() -> None:
     async def plant(world: World) -> None:
         node, process = node_of(world), engine(world, "ant")
+        process.script = replace(process.script, traceless=True)
         node.kill_agent()
         del node.contents.files[f"shards/{process.order.shard}.json"]
         assert node.fleet is not None

@@ -29,7 +29,7 @@ from llmgw.core.life import Adopted, DrainAsked, Event, Life, Ordered, StopAsked
 from llmgw.core.lifecycle import newborn
 from llmgw.model.facts import Gpu
 from llmgw.model.ids import Fence, ShardId
-from llmgw.model.launch import LaunchSpec
+from llmgw.model.launch import ENGINE, LaunchSpec
 from llmgw.model.problems import AgentError, StalledError
 from llmgw.model.report import ByHand, ShardReport, ShardState
 from llmgw.wire.codec import CodecError
@@ -109,7 +109,7 @@ class Shards:
             self._around.events(reports.problem(shard, self._unreadable[shard]))
             if SAFE_SHARD.match(shard) and shard not in self._shards:
                 self._begin(self._orphan(shard, self._unreadable[shard]), lost="its order")
-        await self._end_strays()
+        await self._take_in_strays()
         # A report may not show what an earlier agent knew of an engine that has died since.
         await asyncio.gather(*(shard.settled() for shard in self._shards.values()))
         if self._around.settings.housekeeping:
@@ -128,15 +128,21 @@ class Shards:
             )
             await shard.settled()
 
-    async def _end_strays(self) -> None:
-        """Processes that are provably ours and stand in no order: nobody else will ever end them."""
-        known = frozenset((*self._shards, *self._unreadable))
-        for shard in await self._around.spawner.strays(known):
-            left = await self._around.spawner.describe(await self._around.spawner.remaining(shard))
-            told = f"{left} of shard {shard} was found running without an order: ended"
+    async def _take_in_strays(self) -> None:
+        """Processes that are provably ours and stand in no order. An engine goes on until its order comes again, or a stop;
+        without an engine nobody can want them, and nobody else will ever end them."""
+        spawner = self._around.spawner
+        for shard in await spawner.strays(frozenset((*self._shards, *self._unreadable))):
+            left = await spawner.describe(await spawner.remaining(shard))
+            engine = await spawner.find(shard, ENGINE, self._around.status_file(shard, ENGINE))
+            told = f"{left} of shard {shard} is running, and its order is gone"
+            if isinstance(engine, Running):
+                self._begin(self._orphan(shard, f"{told}: start it anew or stop it"), lost="its order")
+            else:
+                told = f"{told}: ended"
+                self._begin(self._orphan(shard, told), StopAsked(reason="left without its engine"))
             log.warning("%s", told)
             self._around.events(reports.problem(shard, told))
-            self._begin(self._orphan(shard, told), StopAsked(reason="found running without an order"))
 
     # ---- Commands -----------------------------------------------------------------------------------------
 

@@ -151,26 +151,58 @@ def test_a_status_file_that_says_nothing_any_more_loses_no_engine(node: RealNode
     asyncio.run(story())
 
 
-def test_what_runs_without_any_order_is_ended_and_told(node: RealNode) -> None:
-    """Nobody asked for it, and it would hold its GPU for ever."""
+def problems_of(agent: Agent) -> list[JournalEvent]:
+    return [event for event in agent.told if isinstance(event, JournalEvent) and event.kind == "problem"]
+
+
+def test_an_engine_whose_order_is_gone_goes_on_is_told_and_adopted_when_the_order_comes_again(
+    node: RealNode,
+) -> None:
+    """Nothing healthy is killed because its agent has lost a file."""
 
     async def story() -> None:
         launch = engine()
+        pid, _ = await ready(node, launch)
+        (node.work / "shards" / f"{launch.shard}.json").unlink()
+        agent = Agent(node)
+        await agent.shards.adopt()
+        assert agent.report(launch).lost == "its order"
+        [told] = problems_of(agent)
+        assert f"pid {pid} (" in told.text
+        assert "its order is gone" in told.text
+        await agent.shards.start(start(launch, key="k"))
+        assert (await agent.reaches(launch, "ready")).pid == pid
+        await ended(agent, launch)
+        assert not lives(pid)
+
+    asyncio.run(story())
+
+
+def test_what_is_left_without_engine_and_order_is_ended_and_told_and_nothing_else(node: RealNode) -> None:
+    """Nobody can want it, and it would hold its GPU for ever."""
+
+    async def story() -> None:
+        launch = engine("--leave-children", "1", "--child-style", "double-fork")
         kept = replace(
             engine(), shard=ShardId("kept-abababab-0.1-r0"), replica=ReplicaId("kept-abababab-0.1")
         )
-        pid, _ = await ready(node, launch)
+        pid, path = await ready(node, launch)
         other, _ = await ready(node, kept)
+        children = [one for one in await node.spawner().remaining(launch.shard) if one != pid]
+        for one in (shim_of(path).pid, pid):
+            os.kill(one, signal.SIGKILL)
         (node.work / "shards" / f"{launch.shard}.json").unlink()
+        left = [one for one in children if lives(one)]
+        assert left
         stranger = await asyncio.create_subprocess_exec(sys.executable, "-c", node.sleep(301))
         agent = Agent(node)
         await agent.shards.adopt()
-        told = [event for event in agent.told if isinstance(event, JournalEvent) and event.kind == "problem"]
-        assert [event.subject for event in told] == [launch.shard]
-        assert f"pid {pid}" in told[0].text
-        assert "without an order" in told[0].text
+        [told] = problems_of(agent)
+        assert told.subject == launch.shard
+        assert f"pid {left[0]} (" in told.text
+        assert told.text.endswith("its order is gone: ended")
         await agent.reaches(launch, "stopped")
-        assert not lives(pid)
+        assert not any(lives(one) for one in left)
         assert lives(other)
         assert lives(stranger.pid)
         stranger.kill()
