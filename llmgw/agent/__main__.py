@@ -38,6 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NO_AGENT if isinstance(wrong, NoAgentError) else ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # whoever reads has seen enough; nothing more is written at the end either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _run(chosen: argparse.Namespace, work: Path, own_env: Mapping[str, str]) -> int:

@@ -53,6 +53,7 @@ MAX_INSPECTED = 64
 """Weights that one request looks at: more than models of one node."""
 FACTS_AGE = 5.0
 """Seconds that facts of a report may be old: GPUs change hands fast while people start things by hand."""
+ENDED = frozenset({"stopped", "failed", "backoff"})
 LOG = logging.getLogger("llmgw.agent")
 
 Checkpoint = Callable[[str], Awaitable[None]]
@@ -265,10 +266,12 @@ class AgentService:
         )
 
     def _facts_age(self) -> float:
-        """An engine on GPUs that has just got ready wants a look of now: by one from before it would compute on the CPU."""
+        """An engine on GPUs that has just got ready wants a look of now: by one from before it would compute on the CPU. So does
+        one that has just ended: by one from before somebody would still listen on its port, and its place would count as lost."""
         since = self._clock.now() - timedelta(seconds=FACTS_AGE)
         news = (
-            report.claims.gpus and report.ready_at is not None and report.ready_at > since
+            (report.claims.gpus and report.ready_at is not None and report.ready_at > since)
+            or (report.state in ENDED and report.since > since)
             for report in self._shards.reports()
         )
         return 0.0 if any(news) else FACTS_AGE

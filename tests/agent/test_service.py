@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from llmgw.agent.events import QUEUE
+from llmgw.agent.sampling import FixedFacts
 from llmgw.agent.seams import Anything
 from llmgw.agent.service import AgentService
 from llmgw.model.checkup import Checkup, well
-from llmgw.model.facts import EngineFact
+from llmgw.model.facts import EngineFact, Facts
 from llmgw.model.ids import FleetId, ShardId
 from llmgw.model.launch import FetchSpec, InstallSpec
 from llmgw.model.localpolicy import LocalPolicy
@@ -468,6 +470,32 @@ def test_what_the_machine_forbids_is_refused_for_good_with_the_rule_and_told_in_
         assert told.facts.policy == LocalPolicy(file="agent.yaml", engines=())
         assert told.problems == ("agent.yaml is odd",)
         assert told.jobs == ()
+
+    run(main)
+
+
+def test_facts_are_of_now_when_a_shard_has_just_ended() -> None:
+    """Else a look from before still shows a listener on its port, and a plan would take its place for lost."""
+
+    class Asked(FixedFacts):
+        ages: tuple[float, ...] = ()
+
+        async def facts(self, *, max_age: float) -> Facts:
+            self.ages = (*self.ages, max_age)
+            return self.now
+
+    async def main() -> None:
+        asked = Asked(Facts())
+        node = Node(source=asked)
+        service = await node.agent()
+        await service.call("start", start())
+        await report(service)
+        name, shard = next(iter(node.shards.states.items()))
+        node.shards.states[name] = replace(shard, state="stopped")
+        await report(service)
+        node.clock.advance(60)
+        await report(service)
+        assert [age == 0 for age in asked.ages] == [False, True, False]
 
     run(main)
 

@@ -86,6 +86,15 @@ def _what_is_stopped_by_hand_is_drift_and_put_right(desk: Desk, host: Host, here
     assert "by ann" in desk.git("log", "--format=%B", "llmgw/state")
 
 
+def _an_agent_that_is_dead_is_gone_past(desk: Desk, host: Host, here: str) -> None:
+    (agent,) = [str(pid) for pid, args in host.processes().items() if " daemon " in args]
+    host.must("kill", "-9", agent)
+    dead = desk.llmgw("node", "doctor", here)
+    assert dead.code == 1
+    assert "no agent answers in /var/lib/llmgw-agent" in dead.out
+    assert "ok    directories" in dead.out
+
+
 def _a_policy_keeps_work_away(desk: Desk, host: Host, here: str, shard: str) -> None:
     host.write(POLICY, "# who may run what\nengines: [vllm]\nusers: [llmgw-engine]\n")
     host.must("llmgw-agent", "stop", shard)
@@ -101,4 +110,6 @@ def _a_policy_keeps_work_away(desk: Desk, host: Host, here: str, shard: str) -> 
     assert broken.code == 1
     assert f"{POLICY}:1: a list is wanted" in broken.out
     host.must("rm", POLICY)
+    _an_agent_that_is_dead_is_gone_past(desk, host, here)
+    desk.llmgw("node", "bootstrap", here).well()
     assert desk.llmgw("status").well().out.count(POLICY) == 0

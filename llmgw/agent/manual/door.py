@@ -39,7 +39,8 @@ class Door:
             return await asyncio.wait_for(self._asked(method, params), timeout=DEADLINE)
         except asyncio.TimeoutError:
             raise RetryError(
-                f"asking the agent in {self._work} for its {method}: no answer within {DEADLINE:.0f} s"
+                f"asking the agent in {self._work} for its {method}: no answer within {DEADLINE:.0f} s: when it hangs, end it"
+                " (engines run on) and try again: without an agent this is done past it"
             ) from None
 
     async def stream(self, method: str, params: Any, kind: type[T]) -> AsyncGenerator[T, None]:

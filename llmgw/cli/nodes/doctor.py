@@ -8,6 +8,7 @@ from llmgw.cli import output
 from llmgw.cli.main import Asked, fleet_options
 from llmgw.cli.nodes.found import named, to_look_at
 from llmgw.cli.session import fleet_of, run
+from llmgw.controller.nodes.pastagent import PastAgent
 from llmgw.controller.passes.checkup import Examination
 from llmgw.core.show.doctor import examined
 from llmgw.engines.openpaths import GUARDED, OPEN_PATHS
@@ -46,6 +47,7 @@ async def _doctor(asked: Asked, name: str, *, json_wanted: bool) -> int:
             clock=opened.fleet.clock,
             open_paths=OPEN_PATHS,
             guarded=GUARDED,
+            past=PastAgent(ssh=opened.ssh, local=opened.local),
         )
         checks = examined(await examination.of(node), OPEN_PATHS, guarded=GUARDED)
     if json_wanted:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from llmgw import __version__
 from llmgw.clock import Clock
+from llmgw.controller.nodes.pastagent import PastAgent
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.observe import AT_ONCE, NODE_TIMEOUT, observe_node
 from llmgw.core.adapter import OpenPath
@@ -30,7 +31,8 @@ MAX_KNOCKS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """``open_paths`` are the engines' own, ``guarded`` one that each must refuse without its key."""
+    """``open_paths`` are the engines' own, ``guarded`` one that each must refuse without its key. ``past`` an agent that does not
+    answer there is its program."""
 
     nodes: Mapping[str, DesiredNode]
     record: Record
@@ -38,6 +40,7 @@ class Examination:
     clock: Clock
     open_paths: Mapping[str, Sequence[OpenPath]]
     guarded: str
+    past: PastAgent
 
     async def of(self, node: DesiredNode) -> Examined:
         """Never raises for a node's sake."""
@@ -46,6 +49,9 @@ class Examination:
             node, self.links, journal_after=_cursor(self.record, node), clock=self.clock, timeout=NODE_TIMEOUT
         )
         found = Examined(node=node, seen=seen, tool_version=__version__, seconds=seconds)
+        if seen.reach is Reach.NO_AGENT:
+            checkup, silence = await self._without_agent(node)
+            return replace(found, checkup=checkup, silence=silence)
         if seen.reach is not Reach.OK:
             return found
         (checkup, silence), versions = await asyncio.gather(self._checkup(node), self._versions(node))
@@ -73,6 +79,13 @@ class Examination:
             return None, f"its agent can't examine its node{' yet' if old else ''}: {refused}"
         except (LlmgwError, OSError) as wrong:
             return None, f"its agent gave no checkup: {wrong}"
+
+    async def _without_agent(self, node: DesiredNode) -> tuple[Checkup | None, str]:
+        """Of a machine that never had one nothing is said: that there is none stands for itself."""
+        try:
+            return await self.past.doctor(node), ""
+        except (LlmgwError, OSError):
+            return None, ""
 
     async def _versions(self, node: DesiredNode) -> Mapping[str, str]:
         """Of the other agents that answer: a checkup of one node waits for none of the others."""
