@@ -44,6 +44,10 @@ class GpuKind:
     memory: int
     capability: str = ""  # "9.0"; empty: not told
 
+    @staticmethod
+    def of(gpu: Gpu) -> "GpuKind":
+        return GpuKind(gpu_class=gpu.gpu_class, memory=gpu.memory_total, capability=gpu.compute_capability)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
@@ -98,10 +102,8 @@ class Need:
 
     def of(self, gpu: Gpu) -> GpuNeed | None:
         """What it takes of such a GPU; None where only ``gpu_memory`` says so."""
-        for each in self.on:
-            if each.kind.gpu_class == gpu.gpu_class and each.kind.memory == gpu.memory_total:
-                return each
-        return None
+        kind = GpuKind.of(gpu)
+        return next((each for each in self.on if each.kind == kind), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

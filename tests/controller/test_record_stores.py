@@ -37,6 +37,7 @@ from llmgw.model.record import (
     ReplicaSpec,
 )
 from llmgw.model.report import Exit
+from llmgw.model.weights import CacheGroup, Measured, Weights
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=timezone.utc)
 OpenStore = Callable[[], RecordStore]
@@ -112,6 +113,17 @@ def replica(model: str, ordinal: int) -> ReplicaRecord:
     )
 
 
+WEIGHTS = Weights(
+    digest="w" * 64,
+    description="lab/llama@main",
+    format="safetensors",
+    size=15 * 1024**3,
+    architecture="LlamaForCausalLM",
+    layers=32,
+    cache=(CacheGroup(layers=32, heads=8, key=128, value=128, window=None),),
+)
+
+
 def record(serial: int = 1, *, models: tuple[str, ...] = ("chat", "embed")) -> Record:
     made = [replica(model, ordinal) for model in models for ordinal in (0, 1)]
     node = NodeRecord(
@@ -135,6 +147,10 @@ def record(serial: int = 1, *, models: tuple[str, ...] = ("chat", "embed")) -> R
         replicas={str(one.id): one for one in made},
         nodes={"gpu01": node},
         endpoints=tuple(endpoint(one.id, one.model) for one in made),
+        weights={"w" * 64: WEIGHTS},
+        measured={
+            "m" * 64: Measured(key="m" * 64, about="chat on vllm", values={"kv": ("21.5",)}, replica="chat")
+        },
         last_pass=PassRecord(
             serial=serial,
             holder="ann@box",

@@ -222,6 +222,25 @@ def test_on_the_cpu_the_sum_is_what_is_set_aside() -> None:
     assert "needs all of it" in placement.reasons
 
 
+def test_memory_that_others_use_right_now_is_not_there() -> None:
+    crowded = box(count=0)
+    crowded = replace(crowded, facts=replace(crowded.facts, memory_available=10 * GIB))
+    blocked = change(planned(chat(profile(gpus=0)), crowded))
+    assert blocked.placement is not None
+    (turned,) = blocked.placement.rejections
+    assert (turned.reason, turned.need) == ("not enough memory free right now", "15.0 GiB of memory")
+    assert turned.have == "10.0 GiB available of 64.0 GiB, the rest is in use"
+
+
+def test_gpus_of_one_class_that_compute_differently_are_told_apart() -> None:
+    of = chat(profile(gpus=1, max_model_len=1024, quantization="fp8"))
+    mixed = box(count=0)
+    both = (*gpus("a", 1, 24, compute_capability="8.0"), *gpus("b", 1, 24, compute_capability="8.9"))
+    placement = change(planned(of, replace(mixed, facts=replace(mixed.facts, gpus=both)))).placement
+    assert placement is not None
+    assert [claim.uuid for claim in placement.ranks[0].gpus] == ["GPU-b-0"]
+
+
 # ---- weights that can't be used ------------------------------------------------------------------------
 
 

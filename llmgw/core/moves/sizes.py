@@ -18,7 +18,7 @@ from llmgw.model.plan import Notice
 def kinds_of(views: Iterable[NodeView]) -> tuple[GpuKind, ...]:
     """Every kind of GPU that there is, in order of class."""
     found = {
-        GpuKind(gpu_class=gpu.gpu_class, memory=gpu.memory_total, capability=gpu.compute_capability)
+        GpuKind.of(gpu)
         for view in views
         for gpu in (view.facts.gpus if view.facts is not None else ())
         if gpu.memory_total

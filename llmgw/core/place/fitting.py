@@ -23,7 +23,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misfit:
-    """``lack`` is gpus, memory or ports; the words are made by :func:`describe` when somebody reads them."""
+    """``lack`` is gpus, memory, available (memory that nobody uses) or ports; the words are made by :func:`describe` when somebody reads them."""
 
     lack: str
     fitting: int = 0  # GPUs, memory or ports that there are
@@ -48,12 +48,20 @@ def fit(
             return Misfit(lack="memory", fitting=-1)
         if free is not None and free < need.memory:
             return Misfit(lack="memory", fitting=max(free, 0))
+        if not (without or soon) and (left := _left_now(ledger)) is not None and left < need.memory:
+            return Misfit(lack="available", fitting=left)
     wanted = need.ports + (need.leader_ports if leader else 0)
     ports = ledger.free_ports(wanted)
     if len(ports) < wanted:
         return Misfit(lack="ports", fitting=len(ports))
     claims = tuple(GpuClaim(uuid=entry.gpu.uuid, memory=gpus.share) for entry in chosen)
     return Fit(ledger=ledger, gpus=claims, ports=ports)
+
+
+def _left_now(ledger: NodeLedger) -> int | None:
+    """Host memory that the node's kernel could give away right now, whoever uses the rest; None: not told."""
+    facts = ledger.view.facts
+    return facts.memory_available if facts is not None and not ledger.view.presumed else None
 
 
 def suits(ledger: NodeLedger, entry: GpuLedger, gpus: Gpus, need: Need) -> bool:
@@ -178,6 +186,9 @@ def describe(ledger: NodeLedger, misfit: Misfit, gpus: Gpus, need: Need) -> tupl
         ]
         have = "; ".join(part for part in (free, *held, *short[:BLAMED]) if part)
         return "not enough GPU", need_text(gpus, need, kin), have
+    if misfit.lack == "available":
+        have = f"{size(misfit.fitting)} available of {size(ledger.memory_total or 0)}, the rest is in use"
+        return "not enough memory free right now", f"{size(need.memory)} of memory", have
     if misfit.lack == "memory":
         if misfit.fitting < 0:
             return "its memory is not known", f"{size(need.memory)} of memory", ""

@@ -51,10 +51,9 @@ def measure(
     gpu = next((gpu for gpu in facts.gpus if gpu.uuid in claimed), None) if facts is not None else None
     if gpu is None:
         return None
-    kind = GpuKind(gpu_class=gpu.gpu_class, memory=gpu.memory_total, capability=gpu.compute_capability)
     model = placed.model
     return Measure(
-        key=measurement_key(model, weights, kind),
+        key=measurement_key(model, weights, GpuKind.of(gpu)),
         about=f"{model.name} on {_engine(model.profile)}, {gpu.gpu_class}",
         patterns=dict(patterns),
         given=dict(given),

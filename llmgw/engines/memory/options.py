@@ -24,5 +24,14 @@ def count(model: DesiredModel, *names: str) -> int | None:
     return int(value) if value is not None and value.isascii() and value.isdigit() else None
 
 
+def amount(model: DesiredModel, *names: str) -> float | None:
+    """The same where it may have a fraction."""
+    value = option(model, *names)
+    try:
+        return float(value) if value is not None else None
+    except ValueError:
+        return None
+
+
 def _plain(flag_: str) -> str:
     return flag_.replace("_", "-")

@@ -13,7 +13,7 @@ from llmgw.engines.memory import capability
 from llmgw.engines.memory.footprint import GIB, Footprint, Line, Split, cache_bytes
 from llmgw.engines.memory.measured import amounts, measure, measurement_key
 from llmgw.engines.memory.needs import gpu_need
-from llmgw.engines.memory.options import count, option
+from llmgw.engines.memory.options import amount, count, flag, option
 from llmgw.model.desired import DesiredModel
 from llmgw.model.launch import Measure
 from llmgw.model.record import RankPlacement
@@ -22,6 +22,8 @@ from llmgw.model.weights import Measured, Weights
 LOADED = 1.02
 """What lies in memory for each byte of the files: padding, buffers, tensors that every rank keeps."""
 BATCH_LARGE, BATCH_SMALL = 8192, 2048
+EXPERTS = 0.9
+"""Of a mixture's layers, what is experts at least: these are divided by the ranks of data parallel too, where that is asked for."""
 LARGE_GPU = 70 * GIB
 """vLLM's own default of --max-num-batched-tokens: the large one on GPUs from this size on, A100 left out."""
 ACTIVATIONS: tuple[tuple[tuple[str, ...], float], ...] = (
@@ -214,23 +216,30 @@ def computing_bytes(model: DesiredModel) -> float:
 
 
 def loaded(model: DesiredModel, weights: Weights) -> int:
-    """Bytes of weights on one rank: the largest stage's layers and one of the two tables at the ends, divided by tensor."""
+    """Bytes of weights on one rank: the largest stage's layers and one of the two tables at the ends, divided by tensor; less what
+    the profile leaves in host memory."""
     split = split_of(model)
+    layers, table = _parts(model, weights)
+    tables = 2 * table
+    if split.pipeline > 1 and weights.layers:
+        layers, tables = layers * split.layers(weights.layers) / weights.layers, table
+    if weights.experts and flag(model, "--enable-expert-parallel"):
+        layers -= layers * EXPERTS * (1 - 1 / model.profile.parallel.data)
+    offloaded = (amount(model, "--cpu-offload-gb") or 0) * GIB
+    return max(math.ceil((layers + tables) * LOADED / split.tensor - offloaded), 0)
+
+
+def _parts(model: DesiredModel, weights: Weights) -> tuple[float, float]:
+    """Bytes of all layers, and of one of the tables that turn tokens into numbers and back, as they are loaded."""
     size = float(weights.size)
     stored = TYPES.get(weights.dtype)
     if not weights.quantization and stored:
         size *= computing_bytes(model) / stored
-    edge = float(weights.vocab * weights.hidden * computing_bytes(model))
-    edge = min(edge, size / 2)
-    asked = (model.profile.quantization or "").lower()
-    body = size - 2 * edge
+    table = min(weights.vocab * weights.hidden * computing_bytes(model), size / 2)
+    layers = size - 2 * table
     if not weights.quantization:
-        body *= ON_THE_FLY.get(asked, 1.0)
-    if split.pipeline > 1 and weights.layers:
-        stage = body * split.layers(weights.layers) / weights.layers + edge
-    else:
-        stage = body + 2 * edge
-    return math.ceil(stage * LOADED / split.tensor)
+        layers *= ON_THE_FLY.get((model.profile.quantization or "").lower(), 1.0)
+    return layers, table
 
 
 def _activations(weights: Weights) -> float:

@@ -158,6 +158,24 @@ def test_a_stage_holds_its_layers_and_one_table() -> None:
     assert abs(made.lines[0].size - 1.02 * ((15 * GIB - 2 * edge) / 2 + edge)) < 2
 
 
+def test_experts_are_divided_by_data_parallel_where_that_is_asked_for() -> None:
+    def loaded(*args: str) -> int:
+        runs = profile(VLLM, gpus=Gpus(per_node=8), parallel=Parallel(data=8), args=args, max_model_len=8)
+        return Served().footprint(model(runs), known(configs.DEEPSEEK_V3, size=642 * GIB), H100).lines[0].size
+
+    assert loaded() > 600 * GIB
+    assert 0.1 * loaded() < loaded("--enable-expert-parallel") < 0.25 * loaded()
+
+
+def test_what_is_left_in_host_memory_is_not_counted() -> None:
+    def loaded(*args: str) -> int:
+        of = model(on_vllm(max_model_len=8, args=args))
+        return Served().footprint(of, known(configs.LLAMA_8B, size=15 * GIB), L40S).lines[0].size
+
+    assert loaded() - loaded("--cpu-offload-gb", "2.5") == int(2.5 * GIB)
+    assert loaded("--cpu_offload_gb=nonsense") == loaded()
+
+
 def test_adapters_are_set_aside_for() -> None:
     adapters = tuple(Adapter(name=str(n), source=Source(path="/a"), rank=16) for n in range(3))
     of = model(on_vllm(max_model_len=8), adapters=adapters, max_loaded_adapters=2)
