@@ -130,7 +130,7 @@ def assemble(
         owner=spawner.owner,
         pretends=settings.pretends,
     )
-    real = SystemChecks()
+    real = SystemChecks(engine_user=settings.engine_user)
     rules = PolicyFile(
         policy_path(own_env),
         user=settings.engine_user or info.user or getpass.getuser(),

@@ -101,6 +101,7 @@ class PretendedNode:
         self.foreign: dict[str, GpuProcess] = {}  # GPU -> who holds it
         self.gids: dict[tuple[str, int, int], str] = {}
         self.missing_paths: set[str] = set()
+        self.closed_paths: set[str] = set()  # to the engines' user
         self.starts: list[
             tuple[float, str, str]
         ] = []  # when, shard, process: nothing is started twice unseen
@@ -406,6 +407,10 @@ class FakeChecks(_Seam):
     async def path_exists(self, path: str) -> bool:
         self._reach("path_exists")
         return path not in self._node.missing_paths
+
+    async def barred(self, path: str) -> str | None:
+        self._reach("barred")
+        return path if path in self._node.closed_paths else None
 
     async def memory_total(self) -> int:
         self._reach("memory_total")

@@ -188,6 +188,10 @@ class NodeChecks(Protocol):
 
     async def path_exists(self, path: str) -> bool: ...
 
+    async def barred(self, path: str) -> str | None:
+        """The first thing on the way to a path, or below it, that the engines' user may not read; None: all may be read."""
+        ...
+
     async def memory_total(self) -> int:
         """Host memory in bytes that shards may claim; 0: not known, so not held against anybody."""
         ...

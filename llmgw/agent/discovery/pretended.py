@@ -41,5 +41,8 @@ class PretendedChecks:
     async def path_exists(self, path: str) -> bool:
         return await self.real.path_exists(path)
 
+    async def barred(self, path: str) -> str | None:
+        return await self.real.barred(path)
+
     async def memory_total(self) -> int:
         return (await self._facts()).memory_total or await self.real.memory_total()

@@ -58,12 +58,17 @@ def check_path(spec: FetchSpec, *, reader: User | None, stop: threading.Event, p
     doing = f"looking for weights at {path}"
     if not path.exists():
         raise StalledError(f"{doing}: nothing is there on this node: copy them there")
-    for part in _barred(path, reader):
+    if (part := first_barred(path, reader)) is not None:
         who = reader.name if reader is not None else "the agent's user"
         raise StalledError(f"{doing}: {who} may not read {part}: chmod o+rX it and the folders above it")
     if spec.sha256 is not None:
         _verify(path, spec, stop, progress)
     return tree_size(path) if path.is_dir() else path.stat().st_size
+
+
+def first_barred(path: Path, reader: User | None) -> Path | None:
+    """What keeps the reader from a path or from something below it; None: nothing does. A reader of None is this process."""
+    return next(_barred(path, reader), None)
 
 
 def _barred(path: Path, reader: User | None) -> Iterator[Path]:

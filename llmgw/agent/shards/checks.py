@@ -1,10 +1,12 @@
 """What a plan took for granted of this node, checked again just before exec; and the real NodeChecks."""
 
+import asyncio
 import socket
 from pathlib import Path
 
 import psutil
 
+from llmgw.agent.jobs.onnode import first_barred, user
 from llmgw.agent.seams import Gpus, JobGate, NodeChecks, Spawner
 from llmgw.model.claims import GpuClaim
 from llmgw.model.facts import Gpu
@@ -43,6 +45,9 @@ async def _engine_and_weights(spec: LaunchSpec, node: NodeChecks, jobs: JobGate)
     for what, path in (("engine", engine_of(spec, jobs)), ("weights", weights_of(spec, jobs))):
         if path is not None and not await node.path_exists(path):
             return f"{what} should be at {path}, where nothing is: is its disk mounted?"
+    weights = weights_of(spec, jobs)
+    if weights is not None and (barred := await node.barred(weights)):
+        return f"the engine may not read {barred}: chmod o+rX it and the folders above it"
     return None
 
 
@@ -106,8 +111,9 @@ async def _ports(spec: LaunchSpec, node: NodeChecks, spawner: Spawner) -> str | 
 class SystemChecks:
     """The machine that the agent runs on."""
 
-    def __init__(self, *, infiniband: Path = INFINIBAND) -> None:
+    def __init__(self, *, infiniband: Path = INFINIBAND, engine_user: str | None = None) -> None:
         self._infiniband = infiniband
+        self._engine_user = engine_user
 
     async def addresses(self) -> frozenset[str]:
         families = (socket.AF_INET, socket.AF_INET6)
@@ -131,6 +137,10 @@ class SystemChecks:
             except OSError:
                 return False
         return True
+
+    async def barred(self, path: str) -> str | None:
+        found = await asyncio.to_thread(lambda: first_barred(Path(path), user(self._engine_user)))
+        return str(found) if found is not None else None
 
     async def path_exists(self, path: str) -> bool:
         return _exists(path)

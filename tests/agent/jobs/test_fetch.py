@@ -20,6 +20,7 @@ from llmgw.agent.jobs.download import proxy_for
 from llmgw.agent.jobs.fetch import Fetcher
 from llmgw.agent.jobs.files import NoSpaceError
 from llmgw.agent.jobs.targets import DiskTargets
+from llmgw.agent.shards.checks import SystemChecks
 from llmgw.model.launch import FetchSpec
 from llmgw.model.problems import RetryError, StalledError
 from tests.agent.agents import DIGEST, fetch_spec
@@ -138,9 +139,12 @@ def test_weights_that_engines_may_not_read_are_told_with_what_stands_in_the_way(
             closed.chmod(mode)
             with pytest.raises(StalledError, match=rf"nobody may not read {closed}: chmod"):
                 run(doer.run(spec, Progress()))
+            assert asyncio.run(SystemChecks(engine_user="nobody").barred(str(folder))) == str(closed)
             closed.chmod(0o755)
         run(doer.run(spec, Progress()))
         assert doer.complete(spec)
+        assert asyncio.run(SystemChecks(engine_user="nobody").barred(str(folder))) is None
+        assert asyncio.run(SystemChecks().barred(str(folder))) is None
 
 
 @pytest.mark.parametrize(("sha256", "why"), [("0" * 64, "its SHA-256 is"), (None, "nothing is there")])

@@ -112,6 +112,19 @@ def test_a_disk_that_fills_up_later_is_told_and_stop_still_works() -> None:
     on_node(story)
 
 
+def test_weights_that_the_engine_may_not_read_are_told_before_exec() -> None:
+    async def story(rig: Rig) -> None:
+        rig.node.closed_paths.add("/models/closed")
+        shards = await rig.agent()
+        launch = replace(spec(), weights_path="/models/closed")
+        await shards.start(start(launch))
+        report = await rig.reaches(launch, "failed")
+        assert report.reason.startswith("mismatch: the engine may not read /models/closed: chmod o+rX")
+        assert not rig.node.starts
+
+    on_node(story)
+
+
 @pytest.mark.parametrize(
     ("expect", "why"),
     [
