@@ -35,9 +35,11 @@ class Belongings:
     def cgroup(self, shard: str) -> Path | None:
         return None if self.place is None else self.place / shard
 
-    def group(self, shard: str) -> int:
-        """The group id that only this shard's processes are given."""
-        return traces.group_of(self._tag, shard)
+    def group(self, shard: str) -> int | None:
+        """The group id that only this shard's processes are given; None: another's here would be the same."""
+        own = traces.group_of(self._tag, shard)
+        others = (traces.group_of(self._tag, name) for name in self._names() if name != shard)
+        return None if own in others else own
 
     def statuses(self, shard: str) -> dict[str, Status]:
         """By process."""
@@ -75,8 +77,8 @@ class Belongings:
         for status in self.statuses(shard).values():
             if status.cgroup:
                 cgroups.remove_empty(Path(status.cgroup))
-        if os.geteuid() == 0:
-            traces.clean(self.group(shard))
+        if os.geteuid() == 0 and (group := self.group(shard)) is not None:
+            traces.clean(group)
 
     def owner(self, pid: int) -> str | None:
         """The shard a process belongs to."""
@@ -95,7 +97,8 @@ class Belongings:
             if self._in_session(one, status):
                 return shard
         # Also of those whose status can't be read: what a process bears is proof without it.
-        return next((shard for shard in self._names() if self._bears(pid, shard)), None)
+        bears = (shard for shard in self._names() if self._bears(pid, shard, self.group(shard)))
+        return next(bears, None)
 
     def strays(self, known: frozenset[str]) -> tuple[str, ...]:
         """Shards, not among ``known``, of which processes live."""
@@ -146,10 +149,11 @@ class Belongings:
         shims = {status.shim.pid for status in statuses}
         roots = {p.pid for s in statuses for p in _both(s) if p is not None and proc.alive(p, self._boot)}
         found = proc.descendants(roots, processes) | (roots - shims)
+        group = self.group(shard)
         for pid, one in processes.items():
             if pid in found or pid in shims:
                 continue
-            if any(self._in_session(one, status) for status in statuses) or self._bears(pid, shard):
+            if any(self._in_session(one, status) for status in statuses) or self._bears(pid, shard, group):
                 found.add(pid)
         return found
 
@@ -165,9 +169,9 @@ class Belongings:
         entries = proc.environment(one.pid)
         return entries is not None and (not entries or f"{AGENT_MARK}={self._tag}".encode() in entries)
 
-    def _bears(self, pid: int, shard: str) -> bool:
+    def _bears(self, pid: int, shard: str, group: int | None) -> bool:
         return (
-            proc.real_group(pid) == self.group(shard)
+            (group is not None and proc.real_group(pid) == group)
             or self._marked(pid, shard)
             or traces.writes_log(pid, self._logs / shard)
         )

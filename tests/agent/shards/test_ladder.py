@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmgw.agent.shards import proc, traces
+from llmgw.agent.shards.belongings import Belongings
 from tests.agent.shards.realnode import SHARD, RealNode, lives, until
 
 ROOT = os.geteuid() == 0
@@ -127,6 +128,27 @@ def test_a_group_id_is_a_shards_own(node: RealNode) -> None:
     assert traces.FIRST_GROUP <= one < traces.FIRST_GROUP + traces.GROUPS < 2**31
     assert proc.real_group(os.getpid()) == os.getgid()
     assert proc.real_group(2**30) is None
+
+
+def test_shards_whose_group_ids_fall_together_have_none(tmp_path: Path) -> None:
+    """There are 67 million; still, a wrong one would end a healthy engine."""
+    seen: dict[int, str] = {}
+    for number in range(10**6):
+        name = f"chat-{number:08x}-0.1-r0"
+        twin = seen.setdefault(traces.group_of("tag", name), name)
+        if twin != name:
+            break
+    else:
+        pytest.fail("no two of a million fall together")
+    belongings = Belongings(
+        status_folder=tmp_path / "status", log_folder=tmp_path / "logs", place=None, tag="tag", boot_id="boot"
+    )
+    (tmp_path / "logs" / name).mkdir(parents=True)
+    assert belongings.group(name) == traces.group_of("tag", name)
+    (tmp_path / "logs" / twin).mkdir()
+    assert belongings.group(name) is None
+    assert belongings.group(twin) is None
+    assert belongings.group(SHARD) == traces.group_of("tag", SHARD)
 
 
 @needs_root
