@@ -4,8 +4,8 @@ the other ranks run. Each replica has a Ray of its own.
 - Its ports are the replica's own. Workers' ports come from the kernel (``--min-worker-port 0``), because Ray's own range
   for them, 10002 to 19999, holds most nodes' ports for engines.
 - Only who knows the replica's key may use it: without that, whoever reaches a port can run code.
-- ``--block`` keeps everything in the process's own session, so that ending that ends this Ray and no other. ``ray stop``
-  would end every Ray of the machine.
+- ``--block`` keeps ``ray start`` there as the parent of its daemons, so that its end is theirs. ``ray stop`` would end every
+  Ray of the machine.
 - Its files lie in the shard's home, reached by a short link: a socket's path may have 107 bytes, and Ray adds 62.
 
 Read in and tried with Ray 2.60.0; see docs/engines.md.
@@ -26,15 +26,15 @@ LEADER_PORTS = 3
 the other ranks have their only port."""
 
 _LINKED = """\
-trap : TERM
 ln -sfT "$HOME" "$0" || exit 1
-"$@" &
+setsid "$@" &
+trap "kill -TERM $!" TERM
 wait $!; code=$?
 while kill -0 $! 2>/dev/null; do wait $!; code=$?; done
 rm -f "$0"
 exit $code"""
-"""Runs a command with a link to the home that is there as long as the command is. A signal reaches both, since they
-are one process group; the shell waits for the end."""
+"""Runs Ray with a link to the home that is there as long as Ray is. SIGTERM goes to ``ray start`` alone, which ends its daemons
+in their order: told all at once, one waits half a minute for another that is gone already."""
 
 
 def head_address(placed: Placed) -> tuple[str, int]:

