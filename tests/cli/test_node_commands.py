@@ -343,6 +343,8 @@ def test_another_fleets_node_changes_hands_only_when_it_is_taken_over(desk: Desk
         ["node", "add", "h", "--port", "0"],
         ["node", "show"],
         ["node", "remove", "x"],
+        ["node", "gc"],
+        ["node", "gc", "x", "--yes", "--json"],
         ["node", "nope"],
     ],
 )

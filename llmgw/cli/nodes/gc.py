@@ -32,7 +32,7 @@ LOOK_WITHIN = 120.0
 @click.command("gc", short_help="List, and remove, engines and weights that nobody needs.")
 @click.argument("name")
 @click.option("--yes", "-y", is_flag=True, help="Remove what is listed as unused.")
-@click.option("--json", "json_wanted", is_flag=True, help="Print it as JSON.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print the list as JSON.")
 @click.option("--allow-unpushed", is_flag=True, help="Use a commit that is on no remote.")
 @fleet_options
 @click.pass_obj
@@ -46,6 +46,8 @@ def gc(asked: Asked, *, name: str, yes: bool, json_wanted: bool, allow_unpushed:
     llmgw node gc gpu01
     llmgw node gc gpu01 --yes
     """  # noqa: D301 - click wants the character itself
+    if yes and json_wanted:
+        raise click.UsageError("--json is for the list: give it, or --yes")
     return run(_gc(asked, name, yes=yes, json_wanted=json_wanted, allow_unpushed=allow_unpushed))
 
 
