@@ -113,11 +113,21 @@ def alive(one: Seen) -> bool:
 
 def inner_pid(pid: int) -> int:
     """As the host itself counts it; 0: gone."""
+    return _numbers(pid)[-1]
+
+
+def inside(pid: int) -> bool:
+    """Whether it is one of the host's own, and not of those out here that hold its namespaces open."""
+    return len(_numbers(pid)) > 1
+
+
+def _numbers(pid: int) -> list[int]:
+    """Of one process, in each pid namespace that it is in, from the outermost on."""
     with suppress(OSError):
         for line in (PROC / str(pid) / "status").read_text().splitlines():
             if line.startswith("NSpid:"):
-                return int(line.split()[-1])
-    return 0
+                return [int(word) for word in line.split()[1:]]
+    return [0]
 
 
 def networks(hosts: Mapping[str, str]) -> dict[int, str]:
