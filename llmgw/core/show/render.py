@@ -32,6 +32,10 @@ STEPS_SHOWN = 40
 """Steps that are listed one by one; a longer plan is told in numbers, wave by wave."""
 REJECTIONS_SHOWN = 12
 VALUE_SHOWN = 400
+COMMANDS = (
+    "Commands (values that only the node or the sender knows are shown as ${…}; a variable for which nobody is named is the "
+    "engine's own):"
+)
 _SAFE = re.compile(r"^[\w@%+=:,./${}-]+$")
 
 
@@ -218,11 +222,7 @@ def _commands(plan: Plan) -> list[str]:
             lines += ["", f"{step.id}:", f"  {step.fetch.description}"]
         elif step.launch is not None:
             lines += ["", f"{step.id} on {step.node}:", *_launch(step.launch, step.origins)]
-    return (
-        ["", "Commands (values that only the node or the sender knows are shown as ${…}):", *lines]
-        if lines
-        else []
-    )
+    return ["", COMMANDS, *lines] if lines else []
 
 
 def _launch(spec: LaunchSpec, origins: tuple[Origin, ...]) -> Iterator[str]:
@@ -236,7 +236,9 @@ def _process(process: Process, origins: tuple[Origin, ...], *, alone: bool) -> I
         yield f"  # {process.name}{' (optional)' if process.optional else ''}"
     if process.wait_for is not None:
         yield f"  # waits for {process.wait_for.host}:{process.wait_for.port}"
-    yield from (f"  # file {each.path}, {plural(len(each.content), 'character')}" for each in process.files)
+    for file in process.files:
+        yield f"  # file {file.path}, {plural(len(file.content), 'character')}:"
+        yield from (f"  #   {_value(line)}" for line in file.content.replace("$$", "$").splitlines())
     yield from (f"  # {_origin(origin)}" for origin in origins)
     yield from (f"  {name}={quoted(value)} \\" for name, value in sorted(process.env.items()))
     yield f"  {' '.join(quoted(word) for word in process.argv)}"
