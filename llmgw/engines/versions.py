@@ -68,8 +68,8 @@ VLLM = Versions(
         "gpu-uuids": Trait(
             since="0.32.0",
             unknown=False,
-            source="vllm-project/vllm pull request 45026; up to 0.23 int() of each entry of CUDA_VISIBLE_DEVICES fails "
-            "(issue 41848)",
+            source="vllm/platforms/cuda.py of 0.32.0 looks UUIDs up; up to 0.23 int() of each entry of CUDA_VISIBLE_DEVICES "
+            "fails (vllm-project/vllm issue 41848)",
         ),
         "shutdown-timeout": Trait(since="0.32.0", unknown=True, source="vllm serve --help=all of 0.32.0"),
     },

@@ -47,7 +47,6 @@ _LORA = "write adapters: and maxLoadedAdapters: in the model"
 _PLAIN = "probes and clients speak plain HTTP to the node's address: leave it out"
 OURS: Mapping[str, str] = {
     "--model": _WEIGHTS,
-    "--model-tag": _WEIGHTS,
     "--served-model-name": _NAME,
     "--host": "engines bind to the node's address: write it in the node's spec.address",
     "--port": "the plan chooses the port from the node's spec.ports",
@@ -78,7 +77,7 @@ OURS: Mapping[str, str] = {
     "--device-ids": "the plan chooses the GPUs: leave it out",
     "--shutdown-timeout": "write timeouts.stop: in the profile; vLLM gets 10 s less",
     **dict.fromkeys(("--enable-lora", "--max-loras", "--max-cpu-loras", "--max-lora-rank"), _LORA),
-    "--lora-modules": _LORA,
+    **dict.fromkeys(("--no-enable-lora", "--lora-modules"), _LORA),
     "--runner": "write task: in the model",
 }
 _KEPT = {

@@ -35,7 +35,7 @@ WEIGHTS = "/srv/weights"
 def road(tmp_path: Path) -> Iterator[SshRoad]:
     require_rig("that a replica's ranks meet by Ray over SSH")
     share = tmp_path / "wheels"
-    shutil.copytree(wheels.ray_wheels(), share, copy_function=os.link)
+    shutil.copytree(wheels.ray_wheels(), share)
     vllm_standin.packed(share)
     options = Options(shares=((share, WHEELS), (weights(tmp_path / "weights"), WEIGHTS)))
     with Rig(tmp_path, hosts=[options, options]) as rig:

@@ -4,6 +4,7 @@ and tells in its list of models where each rank has run. Packed into a wheel cal
 import argparse
 import base64
 import hashlib
+import importlib
 import json
 import os
 import zipfile
@@ -58,18 +59,17 @@ def main() -> None:
 
 def ranks(count: int) -> list[dict[str, str]]:
     """One task on a GPU each, as many at once, as vLLM's workers are."""
-    import ray  # noqa: PLC0415 - on hosts only
-    from ray.util.placement_group import placement_group  # noqa: PLC0415 - the same
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415 - the same
-
+    ray: Any = importlib.import_module("ray")  # only hosts have it
+    util: Any = importlib.import_module("ray.util")
+    strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
     ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
-    group = placement_group([{"GPU": 1}] * count, strategy="PACK")
+    group = util.placement_group([{"GPU": 1}] * count, strategy="PACK")
     ray.get(group.ready(), timeout=240)
 
     def where() -> dict[str, str]:
         return {name: os.environ.get(name, "") for name in ("VLLM_HOST_IP", "CUDA_VISIBLE_DEVICES", "HOME")}
 
-    strategy = PlacementGroupSchedulingStrategy(placement_group=group)
+    strategy = strategies.PlacementGroupSchedulingStrategy(placement_group=group)
     task = ray.remote(num_cpus=0, num_gpus=1, scheduling_strategy=strategy)(where)
     found: list[dict[str, str]] = ray.get([task.remote() for _ in range(count)], timeout=120)
     return found
