@@ -16,9 +16,11 @@ import json
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +33,10 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NOTE = "llmgw engines"
 """In the user's comment: what we made is what we may remove."""
 RUNTIME_FILES = ("agent.json", "pretended.json", "agent.sock", "agent.lock", "agent.log", "current")
-STATE_FOLDERS = ("agents", "state", "shards", "secrets", "jobs", "status", "logs", "journal", "home")
+JOB_FOLDERS = ("jobs", "jobsecrets", "jobruns")
+STATE_FOLDERS = ("agents", "state", "shards", "secrets", *JOB_FOLDERS, "status", "logs", "journal", "home")
+JOBS_END_WITHIN = 8.0
+"""Seconds for what a job has started: its shim kills all of it as soon as the job's worker is gone."""
 ENGINES_AND_WEIGHTS = ("engines", "weights")
 
 
@@ -280,8 +285,9 @@ def prune(work: str, *kept: str) -> dict[str, Any]:
 
 def remove(work: str, user: str, everything: str, command: str) -> dict[str, Any]:
     """Bundles, settings and the link ``command``; with ``everything`` also what was installed, fetched and logged. Orders of shards are kept
-    otherwise: the next agent here adopts what still runs."""
+    otherwise: the next agent here adopts what still runs. Jobs end, for they run out of the bundle."""
     orders = list_of(os.path.join(work, "shards"))
+    end_jobs(os.path.join(work, "jobruns", "status"))
     names = [*RUNTIME_FILES, "agents"]
     if everything == "everything":
         if any(name.endswith(".json") for name in orders):
@@ -300,6 +306,34 @@ def remove(work: str, user: str, everything: str, command: str) -> dict[str, Any
         os.unlink(os.path.join(work, ".setup.lock"))
         os.rmdir(work)  # only when nothing is left
     return {"left": list_of(work)}
+
+
+def end_jobs(statuses: str) -> None:
+    """Installs and downloads that go on without their agent; each status names a worker and its shim."""
+    left = []
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    for name in list_of(statuses):
+        if name.endswith(".json"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                with open(os.path.join(statuses, name), "rb") as told:
+                    status = json.loads(told.read(65536))
+                if status["bootId"] == boot and lives(status["engine"]):
+                    os.kill(status["engine"]["pid"], signal.SIGKILL)
+                    left.append(status["shim"])
+    end = time.monotonic() + JOBS_END_WITHIN
+    while any(map(lives, left)) and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def lives(process: dict[str, int]) -> bool:
+    """Exactly this process, by its start in clock ticks since boot, and no later one of its number."""
+    try:
+        with open("/proc/%d/stat" % process["pid"], "rb") as file:
+            fields = file.read(4096).rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return int(fields[19]) == process["start"] and fields[0] not in (b"Z", b"X")
 
 
 def take_away(path: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -157,6 +158,25 @@ def test_stopping_ends_the_worker_and_forgets_it(tmp_path: Path) -> None:
         assert marked(tmp_path) == []
         assert [path.name for path in (tmp_path / "work" / "jobruns").rglob("*") if path.is_file()] == []
         await doer(tmp_path).stop(JOB)
+
+    with slow() as (url, _):
+        run(tmp_path, main())
+
+
+def test_taking_the_agent_away_from_a_machine_ends_its_jobs(tmp_path: Path) -> None:
+    async def main() -> None:
+        task = await half_way(tmp_path, url, Progress())
+        await gone(task)
+        work = tmp_path / "work"
+        told = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", str(RUNTIME / "nodesetup.py"), "0", "remove"),
+            *(str(work), "", "", str(tmp_path / "no-command")),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        out, _ = await told.communicate()
+        assert b'"done"' in out, out
+        await until(lambda: not marked(tmp_path))
 
     with slow() as (url, _):
         run(tmp_path, main())
