@@ -35,6 +35,27 @@ async def look(order: StoredOrder, around: Surroundings) -> Adoption:
     return replace(await _look(order, around, secrets), lost="its secrets" if missing else "")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stray:
+    """A shard of which processes run, and which stands in no order."""
+
+    shard: str
+    told: str
+    engine: bool  # is among them
+
+
+async def strays(known: frozenset[str], around: Surroundings) -> tuple[Stray, ...]:
+    spawner = around.spawner
+    found = []
+    for shard in await spawner.strays(known):
+        left = await spawner.describe(await spawner.remaining(shard))
+        engine = isinstance(await spawner.find(shard, ENGINE, around.status_file(shard, ENGINE)), Running)
+        what = "start it anew or stop it" if engine else "ended"
+        told = f"{left} of shard {shard} is running, and its order is gone: {what}"
+        found.append(Stray(shard=shard, told=told, engine=engine))
+    return tuple(found)
+
+
 async def running_already(spec: LaunchSpec, around: Surroundings) -> tuple[Running, ...]:
     """The processes of an order that comes for what runs: its agent has lost the order, and the name holds the digest
     of all that decides how it runs. Empty unless its engine is among them."""

@@ -29,7 +29,7 @@ from llmgw.core.life import Adopted, DrainAsked, Event, Life, Ordered, StopAsked
 from llmgw.core.lifecycle import newborn
 from llmgw.model.facts import Gpu
 from llmgw.model.ids import Fence, ShardId
-from llmgw.model.launch import ENGINE, LaunchSpec
+from llmgw.model.launch import LaunchSpec
 from llmgw.model.problems import AgentError, StalledError
 from llmgw.model.report import ByHand, ShardReport, ShardState
 from llmgw.wire.codec import CodecError
@@ -131,18 +131,14 @@ class Shards:
     async def _take_in_strays(self) -> None:
         """Processes that are provably ours and stand in no order. An engine goes on until its order comes again, or a stop;
         without an engine nobody can want them, and nobody else will ever end them."""
-        spawner = self._around.spawner
-        for shard in await spawner.strays(frozenset((*self._shards, *self._unreadable))):
-            left = await spawner.describe(await spawner.remaining(shard))
-            engine = await spawner.find(shard, ENGINE, self._around.status_file(shard, ENGINE))
-            told = f"{left} of shard {shard} is running, and its order is gone"
-            if isinstance(engine, Running):
-                self._begin(self._orphan(shard, f"{told}: start it anew or stop it"), lost="its order")
+        for stray in await adoption.strays(frozenset((*self._shards, *self._unreadable)), self._around):
+            orphan = self._orphan(stray.shard, stray.told)
+            if stray.engine:
+                self._begin(orphan, lost="its order")
             else:
-                told = f"{told}: ended"
-                self._begin(self._orphan(shard, told), StopAsked(reason="left without its engine"))
-            log.warning("%s", told)
-            self._around.events(reports.problem(shard, told))
+                self._begin(orphan, StopAsked(reason="left without its engine"))
+            log.warning("%s", stray.told)
+            self._around.events(reports.problem(stray.shard, stray.told))
 
     # ---- Commands -----------------------------------------------------------------------------------------
 

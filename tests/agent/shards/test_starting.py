@@ -16,6 +16,7 @@ from tests.agent.shards.rig import (
     spec,
     start,
     stop,
+    until,
 )
 
 
@@ -183,6 +184,27 @@ def test_a_worker_waits_for_its_rendezvous_and_gives_up_in_time() -> None:
         rig.node.strangers[29500] = 7
         await shards.start(start(launch))
         await rig.reaches(launch, "ready")
+
+    on_node(story)
+
+
+def test_a_rendezvous_is_looked_for_every_fifth_of_a_second_for_as_long_as_its_profile_says() -> None:
+    """Five minutes unless it says otherwise; whoever waits for a leader should not lose another second."""
+    assert ShardTimeouts().rendezvous == 300
+    meet = WaitFor(host="127.0.0.1", port=29500, timeout=300)
+
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        worker = Process(name="engine", argv=("worker",), wait_for=meet)
+        launch = spec(port=None, processes=(worker,), rank=1, ranks=2)
+        await shards.start(start(launch))
+        await rig.reaches(launch, "starting", says="waits for 127.0.0.1:29500")
+        await asyncio.sleep(299 - 60)
+        assert rig.report(launch).state == "starting"
+        rig.node.strangers[29500] = 7
+        opened = asyncio.get_running_loop().time()
+        await until(lambda: bool(rig.node.starts))
+        assert rig.node.starts[0][0] - opened <= 0.25
 
     on_node(story)
 
