@@ -232,7 +232,7 @@ def test_an_agent_that_died_or_did_not_come_back_after_a_power_cut_is_started(
 
 # ---- interruptions --------------------------------------------------------------------------------------
 
-COMMANDS = ["look", "user", "lay-out", "unpack", "settings", "switch", "serve", "start", "prune"]
+COMMANDS = ["look", "user", "lay-out", "unpack", "settings", "switch", "name", "serve", "start", "prune"]
 
 
 def test_these_are_the_commands(host: BareHost, made: Bundles) -> None:
