@@ -22,6 +22,8 @@ from llmgw.agent.seams import ANYTHING, Examiner, Rules, ShardKeeper
 from llmgw.clock import Clock
 from llmgw.model.checkup import Checkup
 from llmgw.model.facts import Facts
+from llmgw.model.ids import JobId
+from llmgw.model.launch import FetchSpec
 from llmgw.model.problems import AgentError, RetryError, StalledError
 from llmgw.model.report import AgentInfo, Report
 from llmgw.model.weights import Inspection
@@ -294,12 +296,19 @@ class AgentService:
             if not where:
                 found[digest] = Inspection(path="", problem="they are not on this node: fetch them")
                 continue
-            seen = await self._inspector.inspect(where)
+            seen = await (self._look(digest, path) if path else self._inspector.inspect(where))
             room -= len(codec.dumps(seen))
             if room < 0 and found:
                 break
             found[digest] = seen
         return messages.Inspected(inspections=found)
+
+    async def _look(self, digest: str, path: str) -> Inspection:
+        """What lies there, if the machine's own people let it be read."""
+        as_fetched = FetchSpec(job=JobId(f"inspect-{digest[:8]}"), digest=digest, description=path, path=path)
+        if refusal := self._rules.fetch(as_fetched):
+            return Inspection(path=path, problem=refusal)
+        return await self._inspector.inspect(path)
 
     def _examined(self) -> Examiner:
         if self._examiner is None:

@@ -9,7 +9,13 @@ import pytest
 
 from llmgw.agent import inspecting
 from llmgw.agent.inspecting import Inspector
+from llmgw.agent.seams import Anything
+from llmgw.model.facts import WeightsFact
+from llmgw.model.launch import FetchSpec
 from llmgw.model.weights import MAX_CONFIG, Inspection
+from llmgw.wire import codec
+from llmgw.wire.messages import MAX_LINE, Inspected
+from tests.agent.agents import Node
 from tests.wire import headers
 
 
@@ -137,5 +143,56 @@ def test_files_are_read_again_only_when_they_have_changed(tmp_path: Path) -> Non
         assert await inspector.inspect(str(file)) is first
         file.write_bytes(padded(headers.llama(layers=3)))
         assert (await inspector.inspect(str(file))).metadata["llama.block_count"] == 3
+
+    asyncio.run(main())
+
+
+# ---- as a method of the agent --------------------------------------------------------------------------
+
+
+class NotThere(Anything):
+    """People who let nothing be read below /secret."""
+
+    def fetch(self, spec: FetchSpec) -> str:
+        return "paths: /secret is not allowed" if (spec.path or "").startswith("/secret") else ""
+
+
+def test_the_agent_answers_for_paths_and_for_what_it_has_fetched(tmp_path: Path) -> None:
+    lying = model(tmp_path / "fetched")
+    named = model(tmp_path / "named", files=1)
+
+    async def main() -> None:
+        node = Node(rules=NotThere())
+        node.targets.weights_facts["f" * 64] = WeightsFact(digest="f" * 64, path=str(lying), size=1)
+        agent = await node.agent()
+        paths = {"f" * 64: "", "n" * 64: str(named), "s" * 64: "/secret/x", "m" * 64: ""}
+        answer = await agent.call("inspect", {"paths": paths})
+        found = codec.from_json(Inspected, answer, strict=False).inspections
+        assert found["f" * 64].tensors == {"BF16": 200, "F32": 8}
+        assert found["n" * 64].tensors == {"BF16": 100, "F32": 4}
+        assert found["s" * 64].problem == "paths: /secret is not allowed"
+        assert found["m" * 64].problem == "they are not on this node: fetch them"
+        await agent.close()
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_would_be_too_long_is_given_in_parts(tmp_path: Path) -> None:
+    many = {}
+    for number in range(12):
+        folder = model(tmp_path / str(number), files=1)
+        (folder / "config.json").write_text(json.dumps({"x": "y" * (MAX_CONFIG - 100)}))
+        many[str(number)] = str(folder)
+
+    async def main() -> None:
+        agent = await Node().agent()
+        left, parts = dict(many), 0
+        while left:
+            answer = await agent.call("inspect", {"paths": left})
+            assert len(json.dumps(answer)) < MAX_LINE
+            parts += 1
+            left = {digest: path for digest, path in left.items() if digest not in answer["inspections"]}
+        assert parts == 2
+        await agent.close()
 
     asyncio.run(main())
