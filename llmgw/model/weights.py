@@ -68,6 +68,7 @@ class Weights:
     quantization: str = ""  # the files' own: fp8, awq, gptq, mxfp4, …; empty: none
     experts: int = 0
     pictures: bool = False  # it has an encoder for something else than text
+    picture_heads: int = 0  # attention heads of that encoder
     cache: tuple[CacheGroup, ...] = ()
     layer_sizes: tuple[int, ...] = ()  # bytes of each layer's tensors; GGUF only
     embedding_size: int = 0  # bytes of the table that turns tokens into numbers; GGUF only

@@ -5,8 +5,8 @@ it, and the planner refuses rather than guess.
 """
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.links import Links
@@ -37,19 +37,27 @@ class _Asked:
     models: tuple[DesiredModel, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What one node has said: of weights that it has looked at, and of those it could not look at, which may be good."""
+
+    seen: list[Weights] = field(default_factory=list)
+    unseen: list[Weights] = field(default_factory=list)
+
+
 async def weigh(fleet: Fleet, desired: Desired, record: Record, observed: Observed, links: Links) -> Observed:
     """``observed`` with what is known of the weights that models ask for, by digest."""
     asked = _asked(fleet, desired, record)
     if not asked:
         return replace(observed, weights={})
-    told = await asyncio.gather(
+    answers = await asyncio.gather(
         *(_on_node(desired.nodes[name], seen, asked, record, links) for name, seen in observed.nodes.items())
     )
     nodes = {
-        seen.node: replace(seen, bad_weights=_bad(found))
-        for seen, found in zip(observed.nodes.values(), told, strict=True)
+        seen.node: replace(seen, bad_weights=_bad(found.seen))
+        for seen, found in zip(observed.nodes.values(), answers, strict=True)
     }
-    known = _best(told)
+    known = _best([*(found.seen for found in answers), *(found.unseen for found in answers)])
     missing = [each for digest, each in asked.items() if not _usable(known, record, digest)]
     gate = asyncio.Semaphore(AT_ONCE)
     for weights in await asyncio.gather(*(_remote(fleet, each, gate) for each in missing)):
@@ -97,31 +105,27 @@ def _hub(fleet: Fleet, desired: Desired) -> str:
 
 async def _on_node(
     node: DesiredNode, seen: NodeObservation, asked: Mapping[str, _Asked], record: Record, links: Links
-) -> list[Weights]:
+) -> _Told:
     """What one node says of the weights that lie there, or should."""
     paths = _paths(node, seen, asked, record)
-    if seen.reach is not Reach.OK or not paths:
-        return []
-    found: list[Weights] = []
-    while paths:
+    told = _Told()
+    while seen.reach is Reach.OK and paths:
         try:
             link = await links.to(node)
             answer = await link.request("inspect", InspectParams(paths=paths), Inspected, timeout=WITHIN)
         except AgentError as wrong:
             why = "upgrade its agent" if wrong.code == METHOD_NOT_FOUND else str(wrong)
-            return [
-                *found,
-                *(_unasked(digest, asked, f"{node.name} can't look at weights: {why}") for digest in paths),
-            ]
+            told.unseen.extend(_unasked(paths, asked, f"{node.name} can't look at weights: {why}"))
+            break
         except (LlmgwError, OSError, CodecError) as wrong:
-            return [*found, *(_unasked(digest, asked, str(wrong)) for digest in paths)]
+            told.unseen.extend(_unasked(paths, asked, str(wrong)))
+            break
         if not answer.inspections:
             break
-        found += [
-            _weights(digest, asked, seen_) for digest, seen_ in answer.inspections.items() if digest in paths
-        ]
+        there = {digest: found for digest, found in answer.inspections.items() if digest in paths}
+        told.seen.extend([_weights(digest, asked, found) for digest, found in there.items()])
         paths = {digest: path for digest, path in paths.items() if digest not in answer.inspections}
-    return found
+    return told
 
 
 def _paths(
@@ -143,15 +147,18 @@ def _weights(digest: str, asked: Mapping[str, _Asked], seen: Inspection) -> Weig
     return weights_of(digest, describe(asked[digest].wanted.source), seen)
 
 
-def _unasked(digest: str, asked: Mapping[str, _Asked], why: str) -> Weights:
-    return Weights(digest=digest, description=describe(asked[digest].wanted.source), problem=why)
+def _unasked(digests: Iterable[str], asked: Mapping[str, _Asked], why: str) -> list[Weights]:
+    return [
+        Weights(digest=digest, description=describe(asked[digest].wanted.source), problem=why)
+        for digest in digests
+    ]
 
 
 def _bad(found: list[Weights]) -> dict[str, str]:
     return {weights.digest: weights.problem for weights in found if weights.problem}
 
 
-def _best(told: list[list[Weights]]) -> dict[str, Weights]:
+def _best(told: Iterable[list[Weights]]) -> dict[str, Weights]:
     """The first node's word, and a usable one before one that is not."""
     known: dict[str, Weights] = {}
     for weights in (each for found in told for each in found):

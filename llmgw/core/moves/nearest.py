@@ -29,6 +29,13 @@ def nearest(round_: Round, model: DesiredModel, need: Need | None = None) -> str
     fits some kind of GPU that the model may have), or nothing helps."""
     if not model.profile.gpus.per_node or not (need is None or need.reckoned):
         return ""
+    key = f"{model.name} {model.spec_digest}"
+    if key not in round_.nearest:
+        round_.nearest[key] = _nearest(round_, model, need)
+    return round_.nearest[key]
+
+
+def _nearest(round_: Round, model: DesiredModel, need: Need | None) -> str:
     ledgers = _allowed(round_, model)
     if need is not None and _fits(need, ledgers, model.profile):
         return ""

@@ -60,4 +60,6 @@ class Round:
     weights: Mapping[str, Weights] = field(default_factory=dict)
     kinds: tuple[GpuKind, ...] = ()
     allow_unknown_size: bool = False
+    nearest: dict[str, str] = field(default_factory=dict)
+    """The nearest shape that fits, by the spec's digest: found once for all replicas that ask."""
     told: Told = field(default_factory=Told)

@@ -89,9 +89,15 @@ def _weights(base: Weights, outer: Mapping[str, Any], config: Mapping[str, Any])
         dtype=str(config.get("torch_dtype") or config.get("dtype") or ""),
         quantization=_quantization(outer.get("quantization_config") or config.get("quantization_config")),
         experts=_count(config, "num_local_experts", "num_experts", "n_routed_experts"),
+        picture_heads=_picture_heads(outer),
         pictures=any(key in outer for key in ("vision_config", "audio_config", "visual")),
         cache=cache,
     )
+
+
+def _picture_heads(outer: Mapping[str, Any]) -> int:
+    vision = outer.get("vision_config")
+    return _count(vision, "num_attention_heads", "num_heads") if isinstance(vision, dict) else 0
 
 
 def _count(config: Mapping[str, Any], *names: str) -> int:

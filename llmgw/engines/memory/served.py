@@ -269,7 +269,13 @@ def adapter_bytes(model: DesiredModel, weights: Weights) -> int:
 def indivisible(model: DesiredModel, weights: Weights) -> str:
     """Why tensor parallelism of this degree can't divide the model; empty when it can."""
     tensor, pipeline = model.profile.parallel.tensor, model.profile.parallel.pipeline
-    for what, number in (("attention heads", weights.heads), ("tokens of vocabulary", padded(weights.vocab))):
+    whole = option(model, "--mm-encoder-tp-mode") == "data"  # each rank has the whole encoder
+    counts = (
+        ("attention heads", weights.heads),
+        ("tokens of vocabulary", padded(weights.vocab)),
+        ("attention heads of the picture encoder", 0 if whole else weights.picture_heads),
+    )
+    for what, number in counts:
         if number and number % tensor:
             return f"{number} {what} of {weights.architecture} can't be divided by parallel.tensor {tensor}: {_other(number, tensor)}"
     shared, latent = weights.kv_heads, any(group.latent for group in weights.cache)

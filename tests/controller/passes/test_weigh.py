@@ -135,13 +135,14 @@ def test_an_agent_too_old_to_look_says_what_to_do() -> None:
     old = says("a", AgentError("no method", code=METHOD_NOT_FOUND))
     found = learnt(asking("chat", ON_NODE), scripts=(old,))
     assert known(found, ON_NODE).problem == "a can't look at weights: upgrade its agent"
+    assert found.nodes["a"].bad_weights == {}
 
 
 def test_a_line_that_breaks_hides_no_other_node() -> None:
     a, b = says("a", RetryError("the line was cut")), says("b", told(ON_NODE, good()))
     found = learnt(asking("chat", ON_NODE), scripts=(a, b))
     assert known(found, ON_NODE).usable
-    assert found.nodes["a"].bad_weights == {weights_digest(ON_NODE): "the line was cut"}
+    assert found.nodes["a"].bad_weights == {}, "nobody has said that they are bad"
 
 
 def test_an_answer_in_parts_is_asked_for_until_it_is_whole() -> None:

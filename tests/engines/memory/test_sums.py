@@ -211,6 +211,13 @@ def test_what_does_not_divide_is_refused_with_what_would(
     assert why in reckon(on_vllm(tensor=tensor), known(config), H100).refused
 
 
+def test_the_encoder_of_pictures_must_be_divided_too_unless_each_rank_has_it_whole() -> None:
+    pictured = known({**configs.MISTRAL_SMALL_32, "vision_config": {"num_attention_heads": 15}})
+    assert "15 attention heads of the picture encoder" in reckon(on_vllm(tensor=2), pictured, H100).refused
+    whole = on_vllm(tensor=2, args=("--mm-encoder-tp-mode", "data"))
+    assert reckon(whole, pictured, H100).refused == ""
+
+
 @pytest.mark.parametrize(
     ("config", "tensor"), [(configs.LLAMA_8B, 16), (configs.DEEPSEEK_V3, 8), (configs.QWEN25_7B, 4)]
 )
