@@ -102,6 +102,8 @@ class Need:
 
     def of(self, gpu: Gpu) -> GpuNeed | None:
         """What it takes of such a GPU; None where only ``gpu_memory`` says so."""
+        if not self.on:  # asked for each GPU of a fleet
+            return None
         kind = GpuKind.of(gpu)
         return next((each for each in self.on if each.kind == kind), None)
 
