@@ -21,6 +21,8 @@ from llmgw.agent.discovery.survey import Survey
 from llmgw.agent.disk import FileDisk
 from llmgw.agent.doctor.examiner import NodeExaminer
 from llmgw.agent.events import Events
+from llmgw.agent.helps import Helps
+from llmgw.agent.jobs.helptext import Asker
 from llmgw.agent.jobs.runner import Jobs
 from llmgw.agent.jobs.setup import WorkPlace, workers
 from llmgw.agent.jobs.targets import DiskTargets
@@ -152,6 +154,13 @@ def assemble(
         rules=rules,
     )
     sampler = Sampler(survey.look, told=lambda facts: shards.sampled(facts.gpus))
+    helps = Helps(
+        disk=disk,
+        asker=Asker(user=settings.engine_user, env=env),
+        installed=targets.engines,
+        facts=sampler,
+        rules=rules,
+    )
     service = AgentService(
         info=info,
         clock=clock,
@@ -162,6 +171,7 @@ def assemble(
         facts=sampler,
         waits=True,
         rules=rules,
+        helps=helps,
         examiner=NodeExaminer(
             places=places, settings=settings, rules=rules, policy=rules.path, strays=spawner.strays
         ),

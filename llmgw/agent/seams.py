@@ -17,6 +17,7 @@ from llmgw.model.localpolicy import LocalPolicy
 from llmgw.model.report import Exit, JobReport, Report, ShardReport
 from llmgw.wire.messages import (
     Accepted,
+    AdaptersParams,
     DrainParams,
     ForgetParams,
     KeyParams,
@@ -27,6 +28,8 @@ from llmgw.wire.messages import (
     ManualParams,
     StartParams,
     StopParams,
+    Tokened,
+    TokenParams,
 )
 
 
@@ -192,6 +195,10 @@ class NodeChecks(Protocol):
         """The first thing on the way to a path, or below it, that the engines' user may not read; None: all may be read."""
         ...
 
+    async def adapter_problem(self, path: str, form: str, rank: int) -> str | None:
+        """Why what lies there is no LoRA adapter of that form, or one of a higher rank; None: it may be used."""
+        ...
+
     async def memory_total(self) -> int:
         """Host memory in bytes that shards may claim; 0: not known, so not held against anybody."""
         ...
@@ -325,6 +332,14 @@ class ShardKeeper(Protocol):
         ...
 
     async def key(self, params: KeyParams) -> Accepted: ...
+
+    async def adapters(self, params: AdaptersParams) -> Accepted:
+        """Replaces the list of LoRA adapters in a shard's order; they are loaded beside this, and after each start."""
+        ...
+
+    async def token(self, params: TokenParams) -> Tokened:
+        """One unit of real work of a ready shard, and what it was computed on."""
+        ...
 
     def needs(self) -> Mapping[str, tuple[ShardId, ...]]:
         """Digests of the engines and weights that its orders refer to, of shards that have ended too, with those shards.

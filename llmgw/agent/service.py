@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from llmgw.agent.events import Events
+from llmgw.agent.helps import Helps
 from llmgw.agent.inspecting import Inspector
 from llmgw.agent.jobs.runner import Jobs
 from llmgw.agent.jobs.storage import Storage
@@ -101,11 +102,13 @@ class AgentService:
         rules: Rules = ANYTHING,
         examiner: Examiner | None = None,
         inspector: Inspector | None = None,
+        helps: Helps | None = None,
     ) -> None:
         self._info = info
         self._rules = rules
         self._examiner = examiner
         self._inspector = inspector or Inspector()
+        self._helps = helps
         self._clock = clock
         self._shards = shards
         self._jobs = jobs
@@ -127,6 +130,8 @@ class AgentService:
             "doctor": (messages.DoctorParams, self._doctor),
             "knock": (messages.KnockParams, self._knock),
             "inspect": (messages.InspectParams, self._inspect),
+            "help": (messages.HelpParams, self._help),
+            "token": (messages.TokenParams, shards.token),
             "storage": (messages.StorageParams, self._stored),
         }
         self._commands: Mapping[str, tuple[type[Any], Callable[[Any], Awaitable[Accepted]]]] = {
@@ -135,6 +140,7 @@ class AgentService:
             "stop": (messages.StopParams, shards.stop),
             "forget": (messages.ForgetParams, shards.forget),
             "key": (messages.KeyParams, shards.key),
+            "adapters": (messages.AdaptersParams, shards.adapters),
             "install": (messages.InstallParams, self._install),
             "fetch": (messages.FetchParams, self._fetch),
             "cancel": (messages.CancelParams, self._cancel),
@@ -153,6 +159,8 @@ class AgentService:
         """Before anything but ``hello`` is answered: which shards and jobs an earlier agent left."""
         await self.own()
         self._problems = await self._jobs.adopt()
+        if self._helps is not None:
+            await self._helps.load()
         await self._shards.adopt()
         self._journal.append(
             "agent-started", self._info.node, f"agent {self._info.version} started, pid {self._info.pid}"
@@ -164,6 +172,8 @@ class AgentService:
         for answer in self._answers.values():
             answer.task.cancel()
         await asyncio.gather(*(answer.task for answer in self._answers.values()), return_exceptions=True)
+        if self._helps is not None:
+            await self._helps.close()
         await self._jobs.close()
         await self._shards.close()
 
@@ -248,13 +258,14 @@ class AgentService:
         facts = await self._facts.facts(max_age=self._facts_age())
         await self._shards.sampled(facts.gpus)
         targets = self._jobs.targets
+        engines = targets.engines()
         problems = [*self._problems, *self._shards.problems(), self._journal.problem, self._rules.problem()]
         return Report(
             agent=replace(self._info, fleet=self._ownership.fleet),
             at=self._clock.now(),
             facts=replace(
                 facts,
-                engines=(*facts.engines, *targets.engines()),
+                engines=(*facts.engines, *(self._helps.facts(engines) if self._helps else engines)),
                 weights=(*facts.weights, *targets.weights()),
                 policy=self._rules.facts(),
             ),
@@ -309,6 +320,11 @@ class AgentService:
         if refusal := self._rules.fetch(as_fetched):
             return Inspection(path=path, problem=refusal)
         return await self._inspector.inspect(path)
+
+    async def _help(self, params: messages.HelpParams) -> messages.Helped:
+        if self._helps is None:
+            raise AgentError("this agent has nobody to ask engines for their help", code=METHOD_NOT_FOUND)
+        return await self._helps.ask(params)
 
     def _examined(self) -> Examiner:
         if self._examiner is None:

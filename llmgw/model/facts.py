@@ -93,13 +93,18 @@ class Disk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFact:
-    """An engine installed on the node. ``flags`` is None until its help has been read."""
+    """An engine installed on the node, or, without version and digest, one at a path whose help was asked for.
+
+    ``flags`` is None until its help has been read, and when it could not be: ``flags_problem`` then says why.
+    ``program`` is where the program lies whose help it was, where that is not the one that would be started."""
 
     name: str
     version: str
     digest: str
     path: str
     flags: tuple[str, ...] | None = None
+    flags_problem: str = ""
+    program: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

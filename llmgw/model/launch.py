@@ -139,6 +139,21 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HelpSpec:
+    """How a program of an engine is asked which flags it knows. ``argv`` may hold ``${engine}`` and ends with the one word that
+    asks for help; ``sure`` are flags that each version knows: a help without one of them is not whole."""
+
+    argv: tuple[str, ...]
+    sure: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    argparse: bool = False
+    """It takes flags as Python programs do: underscores for dashes, and values behind a short flag or a dot."""
+    finds: str | None = None  # the program's name, looked for below the engine's path where ``argv`` names nothing
+    devices: tuple[str, ...] = ()  # the words after the program that make it list what it computes on
+    timeout: float = 180
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InstallSpec:
     """An engine, installed into an environment of its own and named by its digest. Generic on purpose: a new
     engine needs no new agent."""
@@ -155,6 +170,7 @@ class InstallSpec:
     url: str | None = None  # an archive in place of requirements and programs
     sha256: str | None = None
     finds: tuple[str, ...] = ()  # programs that must be in the archive; they are linked into ``bin``
+    help: HelpSpec | None = None  # read once it is installed
     timeout: float = 3600
 
 
@@ -179,6 +195,56 @@ class FetchSpec:
     """Where the value comes from that travels beside the spec, under :data:`TOKEN`; here for messages only."""
     size: int | None = None
     timeout: float = 6 * 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraAdapter:
+    """A LoRA adapter that a shard has: it lies at ``path``, or ``job`` fetches it under ``digest``, which names its source
+    either way. ``rank`` is what the manifest states, ``send`` the JSON fields of a request that is to be answered by it."""
+
+    name: str
+    digest: str
+    rank: int
+    send: str
+    path: str | None = None
+    job: JobId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraListing:
+    """How an engine tells which adapters it has. ``at`` is the field of its answer that holds the list (empty: the answer is
+    the list); ``name``, ``place`` and ``parent`` are the fields of an entry with the adapter's name, its path and the model it
+    belongs to (empty: it has no such field). With ``parent`` told, an entry without one is no adapter."""
+
+    probe: HttpProbe
+    at: str = ""
+    name: str = ""
+    place: str = ""
+    parent: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraCalls:
+    """How an engine loads and unloads adapters while it runs. In the bodies ``${name}`` and ``${path}`` stand inside JSON text.
+    ``already``: words of a refusal that means that it has the adapter. ``most`` and ``highest_rank``: what it was started for."""
+
+    load: HttpProbe
+    unload: HttpProbe
+    most: int
+    highest_rank: int
+    already: str = ""
+    timeout: float = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraOrder:
+    """The adapters of a shard, in the order in which they are loaded. Without ``calls`` the engine has them from its start and
+    until its end. ``form`` says what must lie there: a directory of PEFT, a GGUF file, or nothing in particular."""
+
+    adapters: tuple[LoraAdapter, ...]
+    listing: LoraListing
+    calls: LoraCalls | None = None
+    form: Literal["peft", "gguf", ""] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,3 +285,4 @@ class LaunchSpec:
     restart: RestartPolicy = RestartPolicy()
     timeouts: ShardTimeouts = ShardTimeouts()
     measure: Measure | None = None
+    lora: LoraOrder | None = None

@@ -19,10 +19,13 @@ install  InstallParams           Accepted               a job; done already: say
 fetch    FetchParams             Accepted               a job; done already: says so
 cancel   CancelParams            Accepted               a job
 key      KeyParams               Accepted               replaces the secrets of a shard, for its next start
+adapters AdaptersParams          Accepted               the LoRA adapters of a shard, now and after each start
 manual   ManualParams            Accepted               break glass: a person on the node stops, starts or drains
 doctor   DoctorParams            Checkup                every check of the node, with what to do
 knock    KnockParams             Knocked                whether a port of another node answers, and without a key
 inspect  InspectParams           Inspected              what lies at the places of weights, by their headers alone
+help     HelpParams              Helped                 which flags an engine's program knows, by its own help
+token    TokenParams             Tokened                has a ready shard compute one token, and says on what
 storage  StorageParams           StorageResult          engines, weights, tools and half-made ones, with sizes
 collect  CollectParams           Accepted               removes those of them that nothing on the node refers to
 ======== ======================= =====================  =========================================================
@@ -35,9 +38,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from llmgw.model.facts import EngineFact
 from llmgw.model.ids import Fence, FleetId, JobId, ShardId
-from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec
-from llmgw.model.report import JobReport, JournalEntry, ShardReport, Stored
+from llmgw.model.launch import FetchSpec, HelpSpec, InstallSpec, LaunchSpec, LoraAdapter
+from llmgw.model.report import ComputesOn, JobReport, JournalEntry, ShardReport, Stored
 from llmgw.model.weights import Inspection
 
 PROTOCOL = "1.0"
@@ -57,10 +61,13 @@ METHODS = (
     "fetch",
     "cancel",
     "key",
+    "adapters",
     "manual",
     "doctor",
     "knock",
     "inspect",
+    "help",
+    "token",
     "storage",
     "collect",
 )
@@ -218,6 +225,16 @@ class KeyParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersParams:
+    """All that it is to have; those it has beside them are unloaded."""
+
+    command: Command
+    shard: ShardId
+    adapters: tuple[LoraAdapter, ...]
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ManualParams:
     """What a person on the node wants of a shard. Without a fence: whoever reaches the agent's socket is root there, or the
     agent's own user. ``timeout`` is the drain's, in seconds."""
@@ -243,6 +260,45 @@ class Inspected:
     """What lies there, by digest. Those that did not fit into one answer are left out: ask for them again."""
 
     inspections: Mapping[str, Inspection] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelpParams:
+    """Of an engine that is installed under ``digest``, or lies at ``path``. ``devices``: also which devices it sees."""
+
+    name: str
+    spec: HelpSpec
+    digest: str | None = None
+    path: str | None = None
+    devices: bool = False
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Helped:
+    """``engine`` is None while its help is still being read: ask again. ``devices`` are the lines in which it lists them, or
+    why it can't."""
+
+    engine: EngineFact | None = None
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenParams:
+    """Of the rank that serves."""
+
+    shard: ShardId
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokened:
+    """``wrong``: what was wrong with the answer; empty: it computed one. ``took`` in seconds. ``computes_on`` is what its
+    processes hold right after it: None where that is not known."""
+
+    wrong: str = ""
+    took: float = 0
+    computes_on: ComputesOn | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

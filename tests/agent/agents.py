@@ -33,6 +33,8 @@ from llmgw.wire.messages import (
     ManualParams,
     StartParams,
     StopParams,
+    Tokened,
+    TokenParams,
 )
 
 DEADLINE = 20.0
@@ -174,6 +176,10 @@ class FakeShards:
     async def forget(self, params: ForgetParams) -> Accepted:
         self._called("forget", params.shard)
         return Accepted()
+
+    async def token(self, params: TokenParams) -> Tokened:
+        self._called("token", params.shard)
+        return Tokened(took=0.5)
 
     async def key(self, params: KeyParams) -> Accepted:
         self._called("key", params.shard)

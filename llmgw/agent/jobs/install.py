@@ -23,6 +23,7 @@ from llmgw.agent.jobs.files import (
     require_space,
     write_marker,
 )
+from llmgw.agent.jobs.helptext import Asker, Heard, filled_in
 from llmgw.agent.jobs.pip import pip_environment, require_wheel_dir
 from llmgw.agent.jobs.targets import ENGINE_MARKER, TEMPORARY, engine_complete, engine_folder
 from llmgw.model.facts import EngineFact
@@ -44,6 +45,7 @@ class Installer:
     env: Mapping[str, str] = field(default_factory=dict)
     python: str | None = None
     reserve: int = RESERVE
+    engine_user: str | None = None
 
     def complete(self, spec: InstallSpec) -> bool:
         return engine_complete(self.engines, spec)
@@ -69,11 +71,30 @@ class Installer:
         finally:
             if done or spec.url is None:  # half an archive is gone on with
                 await asyncio.to_thread(remove_tree, temporary)
+        heard = await self._help(spec, folder, progress)
         write_marker(
-            EngineFact(name=spec.engine, version=spec.version, digest=spec.digest, path=str(folder)),
+            EngineFact(
+                name=spec.engine,
+                version=spec.version,
+                digest=spec.digest,
+                path=str(folder),
+                flags=heard.flags,
+                flags_problem=heard.problem,
+            ),
             folder / ENGINE_MARKER,
         )
         progress.say("installed")
+
+    async def _help(self, spec: InstallSpec, folder: Path, progress: Progress) -> Heard:
+        """Which flags it knows. An engine that can't tell is installed all the same: what was wrong is told."""
+        if spec.help is None:
+            return Heard()
+        progress.say(f"reading the help of {spec.engine} {spec.version}")
+        try:
+            argv = filled_in(spec.help.argv, str(folder))
+        except StalledError as wrong:
+            return Heard(problem=str(wrong))
+        return await Asker(user=self.engine_user, env=self.env).help(spec.help, argv)
 
     # ---- ways ------------------------------------------------------------------------------------
 

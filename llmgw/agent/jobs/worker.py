@@ -72,6 +72,7 @@ async def carry_out(order: WorkOrder, progress: Progress) -> None:
             env=order.env,
             python=order.python,
             reserve=order.reserve,
+            engine_user=order.engine_user,
         )
         await installer.run(order.install, progress)
     elif order.fetch is not None:

@@ -18,9 +18,18 @@ from llmgw.agent.seams import (
     ShardEvents,
     Spawner,
 )
-from llmgw.agent.shards import adoption, claims, reports
+from llmgw.agent.shards import adoption, claims, reports, tokens
 from llmgw.agent.shards.logs import AGENT, LogBook
-from llmgw.agent.shards.orders import SAFE_SHARD, Orders, StoredOrder, needed, nobody_told, refused
+from llmgw.agent.shards.orders import (
+    SAFE_SHARD,
+    Orders,
+    StoredOrder,
+    needed,
+    nobody_told,
+    refused,
+    refused_adapters,
+    with_adapters,
+)
 from llmgw.agent.shards.supervisor import Shard
 from llmgw.agent.shards.surroundings import ShardSettings, Surroundings
 from llmgw.agent.shards.witness import Witness
@@ -40,6 +49,7 @@ from llmgw.wire.messages import (
     NOT_FOUND,
     POLICY,
     Accepted,
+    AdaptersParams,
     DrainParams,
     ForgetParams,
     KeyParams,
@@ -48,6 +58,8 @@ from llmgw.wire.messages import (
     ManualParams,
     StartParams,
     StopParams,
+    Tokened,
+    TokenParams,
 )
 
 log = logging.getLogger(__name__)
@@ -285,6 +297,22 @@ class Shards:
             await self._take_secrets(shard, params.secrets)
             return Accepted(shard=shard.report(), detail="used from its next start on")
 
+    async def adapters(self, params: AdaptersParams) -> Accepted:
+        async with self._lock:
+            shard = self._known(params.shard, "changing the adapters of")
+            doing = f"changing the adapters of shard {params.shard}"
+            if why := refused_adapters(shard.spec, params.adapters):
+                raise AgentError(f"{doing}: {why}", code=INVALID_PARAMS)
+            if why := self._around.rules.start(
+                with_adapters(shard.spec, params.adapters), await self._around.gpus.sample()
+            ):
+                raise AgentError(f"{doing}: {why}", code=POLICY)
+            try:
+                await shard.change_adapters(params.adapters)
+            except StalledError as wrong:
+                raise AgentError(f"{doing}: {wrong}", code=NO_SPACE) from wrong
+            return Accepted(shard=shard.report())
+
     async def _take_secrets(self, shard: Shard, secrets: Mapping[str, str]) -> None:
         name, asking = shard.spec.shard, bool(shard.lost)
         try:
@@ -303,6 +331,9 @@ class Shards:
 
     def reports(self) -> tuple[ShardReport, ...]:
         return tuple(self._shards[name].report() for name in sorted(self._shards))
+
+    async def token(self, params: TokenParams) -> Tokened:
+        return await tokens.one_token(self._known(params.shard, "asking a token of"), self._around)
 
     def needs(self) -> Mapping[str, tuple[ShardId, ...]]:
         return needed((shard.spec for shard in self._shards.values()), self._unreadable)
