@@ -12,6 +12,7 @@ import pytest
 
 import llmgw
 from llmgw import __version__
+from llmgw.agent.shards.traces import FIRST_GROUP, GROUPS
 from llmgw.controller.nodes.bootstrap.bundle import Bundles
 from llmgw.controller.nodes.bootstrap.install import Installed
 from llmgw.controller.nodes.bootstrap.programs import Place, call
@@ -98,8 +99,9 @@ def test_from_a_bare_machine_to_an_engine_of_its_own_user_and_back(host: BareHos
         agent = (await report(host)).agent
         assert (agent.version, agent.node, agent.fleet, agent.user) == (__version__, "gpu01", FLEET, "root")
         shard = await start_engine(host)
-        user = host.run("stat", "-c", "%U %G", f"/proc/{shard.pid}").strip()
-        assert user == "llmgw-engine llmgw-engine"
+        user, group = host.run("stat", "-c", "%U %g", f"/proc/{shard.pid}").split()
+        assert user == "llmgw-engine"
+        assert FIRST_GROUP <= int(group) < FIRST_GROUP + GROUPS, "the shard's own, see docs/adr/0008"
         with pytest.raises(StalledError, match="1 shards have orders there: stop them first"):
             await tool.uninstall(host.shell, node(), fleet=FLEET, everything=True)
         await tool.install(host.shell, node(), fleet=FLEET)
