@@ -44,13 +44,13 @@ class Ranges:
                 return Piece(data=await _bounded(answer, skip, end - begin), total=total)
         except (httpx.HTTPError, httpx.InvalidURL) as wrong:
             why = str(wrong) or type(wrong).__name__
-            raise NotReadError(f"asking {_plain(url)}: {why}: see that this machine reaches it") from wrong
+            raise NotReadError(f"asking {plain(url)}: {why}: see that this machine reaches it") from wrong
 
     async def whole(self, url: str, *, most: int) -> bytes | None:
         """A small file; None: there is none."""
         found = await self.piece(url, 0, most + 1)
         if found is not None and len(found.data) > most:
-            raise NotReadError(f"{_plain(url)} is larger than {most} bytes: it is not what it should be")
+            raise NotReadError(f"{plain(url)} is larger than {most} bytes: it is not what it should be")
         return found.data if found is not None else None
 
 
@@ -59,18 +59,18 @@ def _where(answer: httpx.Response, url: str, begin: int) -> tuple[int, int | Non
     status = answer.status_code
     if status in REFUSED:
         raise NotReadError(
-            f"asking {_plain(url)}: refused ({status}): name a token that may read it in source.token, "
+            f"asking {plain(url)}: refused ({status}): name a token that may read it in source.token, "
             "as {fromEnv: NAME} or {fromFile: path}"
         )
     if status == PARTIAL:
         told = _RANGE.match(answer.headers.get("Content-Range", ""))
         if told is None or int(told[1]) != begin:
-            raise NotReadError(f"asking {_plain(url)}: it sent another part than was asked for")
+            raise NotReadError(f"asking {plain(url)}: it sent another part than was asked for")
         return 0, int(told[3]) if told[3] != "*" else None
     if status == OK:  # it knows no ranges: what comes before is thrown away
         length = answer.headers.get("Content-Length", "")
         return begin, int(length) if length.isdigit() else None
-    raise NotReadError(f"asking {_plain(url)}: it answered {status}: see that the address is right")
+    raise NotReadError(f"asking {plain(url)}: it answered {status}: see that the address is right")
 
 
 async def _bounded(answer: httpx.Response, skip: int, most: int) -> bytes:
@@ -82,7 +82,7 @@ async def _bounded(answer: httpx.Response, skip: int, most: int) -> bytes:
     return bytes(data[skip : skip + most])
 
 
-def _plain(url: str) -> str:
+def plain(url: str) -> str:
     """Without what may be secret in it: a user's part, and the query."""
     parsed = httpx.URL(url)
     return str(parsed.copy_with(userinfo=b"", query=None, fragment=None))

@@ -12,7 +12,7 @@ import httpx
 
 from llmgw.controller.secrets import resolve
 from llmgw.controller.weights.cache import Cache
-from llmgw.controller.weights.ranges import TIMEOUT, NotReadError, Ranges
+from llmgw.controller.weights.ranges import TIMEOUT, NotReadError, Ranges, plain
 from llmgw.model.manifest import Source
 from llmgw.model.problems import LlmgwError
 from llmgw.model.weights import MAX_CONFIG, Inspection
@@ -75,7 +75,7 @@ class RemoteWeights:
 
     async def _ask(self, wanted: Wanted) -> Inspection:
         source = wanted.source
-        place = source.url or f"{source.hugging_face}@{source.revision or 'main'}"
+        place = plain(source.url) if source.url else f"{source.hugging_face}@{source.revision or 'main'}"
         try:
             async with asyncio.timeout(WITHIN):
                 token = self._token(source)
@@ -102,24 +102,24 @@ class RemoteWeights:
 
 async def by_url(ranges: Ranges, url: str) -> Inspection:
     """A GGUF file behind an address. Raises NotReadError."""
-    data, need, total = b"", FIRST, None
+    data, need, total, shown = b"", FIRST, None, plain(url)
     while True:
         piece = await ranges.piece(url, len(data), need)
         if piece is None:
-            raise NotReadError(f"{url.partition('?')[0]} is not there: correct source.url")
+            raise NotReadError(f"{shown} is not there: correct source.url")
         data, total = data + piece.data, piece.total
         try:
             header = gguf.read(data)
         except gguf.TooShortError as wrong:
             if len(data) < need or need >= gguf.MAX_HEADER:
-                raise NotReadError(f"{url.partition('?')[0]} ends within its header") from wrong
+                raise NotReadError(f"{shown} ends within its header") from wrong
             need = min(max(wrong.need, need * GROWS), gguf.MAX_HEADER)
         except gguf.BadHeaderError as wrong:
-            raise NotReadError(f"{url.partition('?')[0]}: {wrong}") from wrong
+            raise NotReadError(f"{shown}: {wrong}") from wrong
         else:
             size = sum(header.parts.values())
             return Inspection(
-                path=url.partition("?")[0],
+                path=shown,
                 format="gguf",
                 files=1,
                 size=total or size,
