@@ -29,6 +29,16 @@ pytestmark = [
 ]
 WHEELS = "/srv/wheels"
 WEIGHTS = "/srv/weights"
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "hidden_size": 8,
+    "vocab_size": 64,
+    "max_position_embeddings": 128,
+}
+"""Enough to tell what it takes, which plans refuse not to know."""
 
 
 @pytest.fixture
@@ -59,7 +69,7 @@ def road(tmp_path: Path) -> Iterator[SshRoad]:
 def weights(folder: Path) -> Path:
     """A model's directory as far as plans look at it."""
     folder.mkdir()
-    (folder / "config.json").write_text('{"hidden_size": 8}')
+    (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "model.safetensors").write_bytes(safetensors({"a": ("BF16", 100)}))
     return folder
 

@@ -38,6 +38,8 @@ OUTSIDE_ALONE, OUTSIDE_TOGETHER = 0.15, 0.6
 CPU_CACHE = 4
 """GiB that vLLM takes for the cache on a CPU when VLLM_CPU_KVCACHE_SPACE says nothing."""
 CPU_OUTSIDE = 1.0
+MANY = 100
+"""Requests from which nobody counts tenths."""
 
 TYPES: Mapping[str, float] = {
     "float32": 4,
@@ -87,7 +89,7 @@ class Served:
             footprint,
             takes=lambda total: self.takes(model, total),
             refused=self._refuses_kind(model, weights, kind) or self._said_no(model, weights, kind, measured),
-            spare=f"enough for {at_once:.1f} such requests at once" if cache else "",
+            spare=f"enough for {at_once:,.{1 if at_once < MANY else 0}f} such requests at once" if cache else "",
         )
 
     def host(self, model: DesiredModel, weights: Weights) -> Footprint:
