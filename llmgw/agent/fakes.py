@@ -8,6 +8,7 @@ the agent dies there. From then on the seam raises the same at each call, so tha
 # ruff: noqa: ARG002 - the seams' parameters, of which a pretended node needs few
 
 import asyncio
+import json
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,7 @@ class Script:
     computes: bool = False  # uses a whole core
     traceless: bool = False  # without its order nothing proves whose it is
     in_flight: float | None = 0
+    refuses_adapters: frozenset[str] = frozenset()
     gpu_memory: int = 8 * GIB
 
 
@@ -56,6 +58,7 @@ class Process:
     born: float
     ports: tuple[int, ...]
     ended: Exit | None = None
+    adapters: dict[str, str] = field(default_factory=dict)  # name -> path, as long as it lives
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -102,6 +105,7 @@ class PretendedNode:
         self.gids: dict[tuple[str, int, int], str] = {}
         self.missing_paths: set[str] = set()
         self.closed_paths: set[str] = set()  # to the engines' user
+        self.bad_adapters: dict[str, str] = {}  # path -> what is wrong with what lies there
         self.starts: list[
             tuple[float, str, str]
         ] = []  # when, shard, process: nothing is started twice unseen
@@ -304,6 +308,8 @@ class FakeProbe(_Seam):
             return Answer(status=503, text="loading")
         if probe.method == "POST" and not script.answers_token:
             return Answer(status=0, text=f"no answer within {timeout:g} s")
+        if (answer := _about_adapters(process, probe)) is not None:
+            return answer
         return Answer(status=200, text=probe.contains or "ok")
 
     async def in_flight(
@@ -320,6 +326,24 @@ class FakeProbe(_Seam):
 
     def _at(self, host: str) -> PretendedNode:
         return self._network.get(host, self._node)
+
+
+def _about_adapters(process: Process, probe: HttpProbe) -> Answer | None:
+    """As engines answer that load LoRA adapters while they run."""
+    if probe.path == "/v1/models" and probe.contains is None:
+        entries = [{"id": name, "root": path, "parent": "base"} for name, path in process.adapters.items()]
+        return Answer(status=200, text=json.dumps({"data": [{"id": "base"}, *entries]}))
+    if not probe.path.endswith(("/load_lora_adapter", "/unload_lora_adapter")):
+        return None
+    asked = json.loads(probe.body or "{}")
+    name = asked["lora_name"]
+    if name in process.script.refuses_adapters:
+        return Answer(status=400, text=f"no room for {name}")
+    if "lora_path" in asked:
+        process.adapters[name] = asked["lora_path"]
+    else:
+        process.adapters.pop(name, None)
+    return Answer(status=200, text="Success")
 
 
 @dataclass(slots=True)
@@ -411,6 +435,10 @@ class FakeChecks(_Seam):
     async def barred(self, path: str) -> str | None:
         self._reach("barred")
         return path if path in self._node.closed_paths else None
+
+    async def adapter_problem(self, path: str, form: str, rank: int) -> str | None:
+        self._reach("adapter_problem")
+        return self._node.bad_adapters.get(path)
 
     async def memory_total(self) -> int:
         self._reach("memory_total")

@@ -123,7 +123,11 @@ def _of_engine(program: str) -> bool:
 
 
 def _weights(policy: LocalPolicy, spec: LaunchSpec) -> str:
-    return policy.refuses_path(_real(spec.weights_path)) if spec.weights_path is not None else ""
+    """Those of the model and of its LoRA adapters."""
+    adapters = spec.lora.adapters if spec.lora is not None else ()
+    paths = (spec.weights_path, *(adapter.path for adapter in adapters))
+    refusals = (policy.refuses_path(_real(path)) for path in paths if path is not None)
+    return next((why for why in refusals if why), "")
 
 
 def _reserved(policy: LocalPolicy, spec: LaunchSpec, gpus: tuple[Gpu, ...]) -> str:

@@ -11,7 +11,7 @@ from typing import Protocol
 from llmgw.model.desired import DesiredModel
 from llmgw.model.facts import Facts, Gpu
 from llmgw.model.ids import ReplicaId
-from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec
+from llmgw.model.launch import FetchSpec, HelpSpec, InstallSpec, LaunchSpec, LoraOrder
 from llmgw.model.manifest import NodeSpec, Pip
 from llmgw.model.problems import Problem
 from llmgw.model.record import RankPlacement
@@ -167,8 +167,26 @@ class EngineAdapter(Protocol):
         """How the engine gets onto the node; None when the profile names a path."""
         ...
 
+    def help(self, model: DesiredModel) -> HelpSpec | None:
+        """How its program is asked which flags it knows; None: nobody can ask it."""
+        ...
+
     def fetch(self, model: DesiredModel, pip: Pip) -> FetchSpec | None:
         """How the weights get onto a node; None when the manifest names a path there."""
+        ...
+
+    @property
+    def lora_ranks(self) -> tuple[int, ...]:
+        """The highest ranks that it can be started for so that it loads LoRA adapters while it runs, smallest first; empty:
+        it loads them when it starts, if at all."""
+        ...
+
+    def lora(self, model: DesiredModel) -> LoraOrder | None:
+        """The LoRA adapters that a replica has, and how they are loaded; None: it runs without."""
+        ...
+
+    def lora_fetches(self, model: DesiredModel, pip: Pip) -> tuple[FetchSpec, ...]:
+        """How those adapters get onto a node; nothing for those that lie there already."""
         ...
 
     def launch(self, placed: Placed) -> tuple[LaunchSpec, ...]:

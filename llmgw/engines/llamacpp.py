@@ -4,20 +4,32 @@ One process a replica; several GPUs hold a model in layers. ``-c`` is shared out
 ``maxModelLen`` times as many. Facts behind the flags: docs/engines.md.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from llmgw.core.adapter import NOTHING_KNOWN, Known, Need, NodeContext, Placed
-from llmgw.engines import checks, parallel, weights
+from llmgw.engines import checks, helps, lora, parallel, weights
 from llmgw.engines.environment import environment, escape
 from llmgw.engines.install import install, program_path
 from llmgw.engines.memory import gguf, needs
 from llmgw.engines.memory.measured import measure
 from llmgw.engines.probes import openai_probes
-from llmgw.engines.shard import launch_spec
+from llmgw.engines.shard import launch_spec, with_adapters
 from llmgw.model.desired import DesiredModel
-from llmgw.model.launch import ENGINE, FetchSpec, InstallSpec, LaunchSpec, Process, Program
-from llmgw.model.manifest import Pip
+from llmgw.model.launch import (
+    ENGINE,
+    FetchSpec,
+    HelpSpec,
+    HttpProbe,
+    InstallSpec,
+    LaunchSpec,
+    LoraListing,
+    LoraOrder,
+    Process,
+    Program,
+)
+from llmgw.model.manifest import Adapter, Pip
 from llmgw.model.problems import Problem
 from llmgw.model.record import RankPlacement
 
@@ -29,6 +41,10 @@ SLOTS = frozenset({"-np", "--parallel"})
 LAYERS = frozenset({"-ngl", "--gpu-layers", "--n-gpu-layers"})
 BATCHES = frozenset({"-b", "--batch-size", "-ub", "--ubatch-size"})
 
+LISTING = LoraListing(probe=HttpProbe(path="/lora-adapters", authorized=True), place="path")
+"""By place, not by name: a request chooses one by its number."""
+
+_ADAPTERS = "write them as adapters: in the model"
 _KEY = "the key comes from the fleet's secret: leave it out"
 _OURS = {
     "-m": "write the weights in the model's spec.source",
@@ -50,6 +66,7 @@ _OURS = {
     "--reranking": "write task: rerank in the model",
     "--api-key": _KEY,
     "--api-key-file": _KEY,
+    **dict.fromkeys(("--lora", "--lora-scaled", "--lora-init-without-apply"), _ADAPTERS),
     "--api-prefix": "probes and clients expect /v1 at the root: leave it out",
     "--ssl-key-file": "probes and clients speak plain HTTP to the node's address: leave it out",
     "--ssl-cert-file": "probes and clients speak plain HTTP to the node's address: leave it out",
@@ -64,6 +81,7 @@ class LlamaCpp:
     """See :class:`llmgw.core.adapter.EngineAdapter`."""
 
     name = "llamacpp"
+    lora_ranks = ()
 
     def validate(self, model: DesiredModel) -> tuple[Problem, ...]:
         return (
@@ -73,6 +91,8 @@ class LlamaCpp:
             *parallel.ray_problems(model, "llama.cpp"),
             *_shape_problems(model),
             *_weights_problems(model),
+            *lora.problems(model, highest=None, engine="llama.cpp"),
+            *_adapter_problems(model),
             *checks.argument_problems(model, _OURS),
             *_count_problems(model),
             *checks.variable_problems(model, _KEPT),
@@ -97,10 +117,22 @@ class LlamaCpp:
             version=version,
             program=Program(runtime="llamaserver", install_as=SERVER),
             requirements=(f"xllamacpp=={version}",),
+            help_=self.help(model),
         )
+
+    def help(self, model: DesiredModel) -> HelpSpec | None:
+        return helps.llamacpp(model.profile.engine, SERVER)
 
     def fetch(self, model: DesiredModel, pip: Pip) -> FetchSpec | None:
         return weights.fetch(model.spec.source, pip)
+
+    def lora(self, model: DesiredModel) -> LoraOrder | None:
+        if not model.spec.adapters:
+            return None
+        return LoraOrder(adapters=lora.adapters(model, _asked_by), listing=LISTING, form="gguf")
+
+    def lora_fetches(self, model: DesiredModel, pip: Pip) -> tuple[FetchSpec, ...]:
+        return lora.fetches(model, pip)
 
     def launch(self, placed: Placed) -> tuple[LaunchSpec, ...]:
         (rank,) = placed.ranks
@@ -132,6 +164,7 @@ class LlamaCpp:
             fetch=self.fetch(model, placed.pip),
             weights_path=model.spec.source.path,
         )
+        spec = with_adapters(spec, self.lora(model), placed)
         reads = weights.weights_digest(model.spec.source)
         return (replace(spec, measure=measure(placed, rank, reads, gguf.MEASURE, given={})),)
 
@@ -158,9 +191,23 @@ def _arguments(model: DesiredModel, rank: RankPlacement) -> tuple[str, ...]:
         (layers or "99") if rank.gpus else "0",
         "--metrics",
         "--no-webui",
+        *_lora(model),
         *_task_flags(model, asked),
         *(escape(arg) for arg in asked),
     )
+
+
+def _lora(model: DesiredModel) -> tuple[str, ...]:
+    """At scale 0: an adapter only answers a request that asks for it. Loaded at scale 1 it would answer all."""
+    files = [f"{lora.place(adapter)}:0" for adapter in model.spec.adapters]
+    return ("--lora-scaled", ",".join(files)) if files else ()
+
+
+def _asked_by(index: int, adapter: Adapter) -> Mapping[str, Any]:
+    """By its place on the command line. Without ``cache_prompt`` off, what the cache holds of another adapter's answer to the same
+    prompt would be taken."""
+    del adapter
+    return {"lora": [{"id": index, "scale": 1.0}], "cache_prompt": False}
 
 
 def _task_flags(model: DesiredModel, asked: tuple[str, ...]) -> tuple[str, ...]:
@@ -221,6 +268,15 @@ def _weights_problems(model: DesiredModel) -> Iterator[Problem]:
             what=f"spec.source.{field}: {path!r} is no GGUF file, and llama.cpp reads nothing else",
             instead="name a file that ends in .gguf",
         )
+
+
+def _adapter_problems(model: DesiredModel) -> Iterator[Problem]:
+    if model.spec.max_loaded_adapters:
+        yield Problem(
+            what="spec.maxLoadedAdapters: llama.cpp loads adapters when it starts, all of them",
+            instead="leave it out",
+        )
+    yield from lora.gguf_problems(model)
 
 
 def _count_problems(model: DesiredModel) -> Iterator[Problem]:

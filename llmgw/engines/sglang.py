@@ -3,31 +3,34 @@
 The flags are those of the versions that :mod:`llmgw.engines.versions` names. Facts behind them: docs/engines.md.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from llmgw.core.adapter import NOTHING_KNOWN, Known, Need, NodeContext, Placed
-from llmgw.engines import checkpoint, checks, lora, parallel, weights
+from llmgw.engines import checkpoint, checks, helps, lora, parallel, weights
 from llmgw.engines.environment import environment, escape
 from llmgw.engines.install import environment_program, install
 from llmgw.engines.memory import needs
 from llmgw.engines.memory.measured import measure
 from llmgw.engines.memory.sglang import MEASURE, StaticPart
 from llmgw.engines.probes import openai_probes
-from llmgw.engines.shard import host_port, launch_spec
+from llmgw.engines.shard import host_port, launch_spec, with_adapters
 from llmgw.engines.versions import SGLANG
 from llmgw.model.desired import DesiredModel
 from llmgw.model.launch import (
     ENGINE,
     FetchSpec,
     File,
+    HelpSpec,
     InstallSpec,
     LaunchSpec,
+    LoraOrder,
     Probes,
     Process,
     WaitFor,
 )
-from llmgw.model.manifest import Pip, ProfileSpec
+from llmgw.model.manifest import Adapter, Pip, ProfileSpec
 from llmgw.model.problems import Problem
 from llmgw.model.record import RankPlacement
 
@@ -79,6 +82,7 @@ class Sglang:
     """See :class:`llmgw.core.adapter.EngineAdapter`."""
 
     name = "sglang"
+    lora_ranks = (*lora.RANKS, HIGHEST_RANK)
 
     def validate(self, model: DesiredModel) -> tuple[Problem, ...]:
         data = 1 if _attention(model) else model.profile.parallel.data
@@ -91,6 +95,7 @@ class Sglang:
             *_shape_problems(model),
             *checkpoint.problems(model, "SGLang"),
             *lora.problems(model, highest=HIGHEST_RANK, engine="SGLang"),
+            *lora.peft_problems(model, "SGLang"),
             *checks.argument_problems(model, OURS, argparse=True),
             *checks.variable_problems(model, _KEPT),
         )
@@ -117,10 +122,27 @@ class Sglang:
     def install(self, model: DesiredModel, node: NodeContext, pip: Pip) -> InstallSpec | None:
         engine = model.profile.engine
         version = engine.version or ""
-        return install(engine, node.spec, pip, version=version, requirements=(f"sglang=={version}",))
+        needed = (f"sglang=={version}",)
+        return install(engine, node.spec, pip, version=version, requirements=needed, help_=self.help(model))
+
+    def help(self, model: DesiredModel) -> HelpSpec | None:
+        return helps.sglang(model.profile.engine)
 
     def fetch(self, model: DesiredModel, pip: Pip) -> FetchSpec | None:
         return weights.fetch(model.spec.source, pip)
+
+    def lora(self, model: DesiredModel) -> LoraOrder | None:
+        if lora.lora(model) is None:
+            return None
+        return LoraOrder(
+            adapters=lora.adapters(model, _asked_by(model.served_name)),
+            listing=lora.OPENAI_LIST,
+            calls=lora.calls(model, highest_rank=_highest_rank(model), already="already exists"),
+            form="peft",
+        )
+
+    def lora_fetches(self, model: DesiredModel, pip: Pip) -> tuple[FetchSpec, ...]:
+        return lora.fetches(model, pip)
 
     def launch(self, placed: Placed) -> tuple[LaunchSpec, ...]:
         return tuple(self._rank(placed, rank) for rank in placed.ranks)
@@ -137,6 +159,7 @@ class Sglang:
             weights_path=model.spec.source.path,
             stop=min(model.profile.timeouts.stop, WORKER_STOP) if rank.rank else None,
         )
+        spec = with_adapters(spec, self.lora(model), placed)
         digest = weights.weights_digest(model.spec.source)
         return replace(spec, measure=measure(placed, rank, digest, MEASURE, given={}))
 
@@ -250,11 +273,25 @@ def _lora(model: DesiredModel) -> Iterator[str]:
         return
     places = str(found.slots + 1)
     yield from ("--enable-lora", "--max-loras-per-batch", places, "--max-loaded-loras", places)
-    yield from ("--max-lora-rank", str(found.rank))
+    yield from ("--max-lora-rank", str(_highest_rank(model)))
     if not checks.given(model, "--lora-target-modules"):
         yield from ("--lora-target-modules", "all")
     if found.static:
         yield from ("--lora-paths", *(f"{name}={path}" for name, path in found.static))
+
+
+def _highest_rank(model: DesiredModel) -> int:
+    """Where adapters come later, with room for the next one."""
+    found = lora.lora(model)
+    assert found is not None, "asked for models with adapters only"
+    return lora.rounded(found.rank, Sglang.lora_ranks) if found.on_demand else found.rank
+
+
+def _asked_by(served_name: str) -> Callable[[int, Adapter], Mapping[str, Any]]:
+    """By ``model:adapter``; SGLang looks for the first colon, so a model with one in its name needs its other way."""
+    if ":" in served_name:
+        return lambda _, adapter: {"model": served_name, "lora_path": adapter.name}
+    return lambda _, adapter: {"model": f"{served_name}:{adapter.name}"}
 
 
 # ---- what can't be ------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from dataclasses import replace
 from ipaddress import ip_address
 
 from llmgw.core.adapter import Placed, RankNetwork
+from llmgw.engines.lora import fetches
 from llmgw.model.claims import Claims
 from llmgw.model.ids import shard_id
 from llmgw.model.launch import (
@@ -12,6 +13,7 @@ from llmgw.model.launch import (
     FetchSpec,
     InstallSpec,
     LaunchSpec,
+    LoraOrder,
     Probes,
     Process,
     RestartPolicy,
@@ -66,6 +68,14 @@ def launch_spec(
         restart=_restart(placed),
         timeouts=_timeouts(placed, stop),
     )
+
+
+def with_adapters(spec: LaunchSpec, lora: LoraOrder | None, placed: Placed) -> LaunchSpec:
+    """The order with the replica's LoRA adapters. It only waits for those that are loaded at the start."""
+    if lora is None:
+        return spec
+    brought = fetches(placed.model, placed.pip) if lora.calls is None else ()
+    return replace(spec, lora=lora, needs=(*spec.needs, *(fetch.job for fetch in brought)))
 
 
 def host_port(host: str, port: int) -> str:

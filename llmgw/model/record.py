@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
+from typing import Any
 
 from llmgw.model.claims import GpuClaim
 from llmgw.model.facts import Facts
@@ -146,6 +147,14 @@ class NodeRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointAdapter:
+    """A LoRA adapter that a replica answers with. ``send``: the fields that a request to it carries for that."""
+
+    name: str
+    send: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """Where a replica's OpenAI-compatible API is. What a gateway reads."""
 
@@ -157,7 +166,7 @@ class Endpoint:
     port: int
     key_id: str
     state: str  # ready | draining
-    adapters: tuple[str, ...] = ()
+    adapters: tuple[EndpointAdapter, ...] = ()
 
     @property
     def url(self) -> str:

@@ -71,6 +71,29 @@ class ByHand:
     at: datetime
 
 
+class LoraState(Enum):
+    """How far a LoRA adapter of a shard is, in the order of a healthy one. A rank that does not serve only holds them."""
+
+    HELD = "held"
+    WAITING = "waiting"
+    LOADING = "loading"
+    LOADED = "loaded"  # the engine took it
+    ROUTABLE = "routable"  # and lists it: requests can choose it
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraReport:
+    """A LoRA adapter that a shard was told to have. ``send``: the JSON fields of a request that is to be answered by it."""
+
+    name: str
+    digest: str
+    rank: int
+    state: str
+    reason: str = ""
+    send: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardReport:
     """One shard as its agent sees it."""
@@ -103,6 +126,7 @@ class ShardReport:
     """What its engine said of its memory since it became ready."""
     lost: str = ""
     """What its agent misses of its order, in words, so that the order must be sent once more."""
+    adapters: tuple[LoraReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

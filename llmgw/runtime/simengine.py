@@ -27,6 +27,7 @@ from typing import Any
 MAX_BODY = 8 * 1024 * 1024
 IDLE_SECONDS = 75  # a kept-alive connection that says nothing for so long is closed
 PR_SET_NAME = 15
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 VECTOR = 16  # dimensions of an embedding: one for every two bytes of a SHA-256
 
 
@@ -39,6 +40,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--model", default="", help="what the weights are called; only shown")
     add("--weights", help="a file or directory that must be readable, as a real engine would need it")
     add("--pretend", action="append", default=[], metavar="SETTING=VALUE", help="shown in the list of models")
+    add("--adapter", action="append", default=[], metavar="NAME=PATH", help="a LoRA adapter it starts with")
+    add("--max-adapters", type=int, default=0, help="how many may be loaded while it runs")
+    add("--max-adapter-rank", type=int, default=16, help="the highest rank of those")
     add("--drain-seconds", type=float, default=30, help="how long SIGTERM waits for running requests")
     add("--token-delay", type=float, default=0, help="seconds for each token")
     gang = parser.add_argument_group("ranks of a gang: rank 0 serves HTTP, the others hold on to it")
@@ -55,6 +59,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     bad("--exit-on-request", action="store_true", help="exit at the first completion")
     bad("--ignore-sigterm", action="store_true")
     bad("--no-models", action="store_true", help="/health answers, /v1/models does not exist")
+    bad("--refuse-adapter", action="append", default=[], metavar="NAME", help="400 to loading this one")
     bad("--fail-token", action="store_true", help="healthy, but 500 to every request for work")
     bad("--hang-health", action="store_true", help="accept /health and never answer")
     bad("--leave-children", type=int, default=0, metavar="N", help="children that outlive the engine")
@@ -67,6 +72,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if unclear := [setting for setting in options.pretend if "=" not in setting]:
         parser.error(f"--pretend {unclear[0]} is not SETTING=VALUE")
+    if unclear := [adapter for adapter in options.adapter if "=" not in adapter]:
+        parser.error(f"--adapter {unclear[0]} is not NAME=PATH")
     if options.ranks > 1 and not options.rendezvous:
         parser.error("--ranks above 1 needs --rendezvous HOST:PORT")
     if not 0 <= options.rank < options.ranks:
@@ -137,8 +144,29 @@ class Engine:
         self.running = 0
         self.requests = 0
         self.tokens = 0
+        self.adapters = dict(adapter.split("=", 1) for adapter in options.adapter)
         self.joined: set[str] = set()
         self.lost = ""
+
+    def load_adapter(self, name: str, path: str, *, again: bool) -> None:
+        """By what a real one would refuse: that it was not started for it, has no room, or can't read it."""
+        with self.quiet:
+            if not self.options.max_adapters:
+                raise Wrong(404, "no adapters can be loaded: --max-adapters is 0", "not_found_error")
+            if name in self.options.refuse_adapter:
+                raise Wrong(400, f"adapter {name!r} can't be loaded (told to by --refuse-adapter)")
+            if name in self.adapters and not again:
+                raise Wrong(400, f"The adapter {name!r} has already been loaded")
+            if name not in self.adapters and len(self.adapters) >= self.options.max_adapters:
+                raise Wrong(400, f"{len(self.adapters)} adapters are loaded, no more fit")
+            if (rank := adapter_rank(path)) > self.options.max_adapter_rank:
+                raise Wrong(400, f"rank {rank} of {path} is above {self.options.max_adapter_rank}")
+            self.adapters[name] = path
+
+    def unload_adapter(self, name: str) -> None:
+        with self.quiet:
+            if self.adapters.pop(name, None) is None:
+                raise Wrong(404, f"no adapter {name!r} is loaded", "not_found_error")
 
     @property
     def ready(self) -> bool:
@@ -203,6 +231,16 @@ class Wrong(Exception):  # noqa: N818 - an answer, not a failure of the program
         self.body = {"error": {"message": message, "type": kind, "code": status}}
 
 
+def adapter_rank(path: str) -> int:
+    """A directory of PEFT says it; what else a path may name has none."""
+    try:
+        with open(os.path.join(path, "adapter_config.json"), encoding="utf-8") as file:
+            rank = json.load(file).get("r", 0)
+    except (OSError, ValueError, AttributeError):
+        return 0
+    return rank if isinstance(rank, int) else 0
+
+
 def prompt_of(request: dict[str, Any]) -> tuple[str, int]:
     """What the answer is made of, and how many words came in."""
     if "messages" not in request:
@@ -253,7 +291,7 @@ class Completion:
         self.frame = {
             "id": "sim-" + hashlib.sha256(self.prompt.encode()).hexdigest()[:12],
             "created": int(time.time()),
-            "model": engine.options.served_name,
+            "model": request.get("model", engine.options.served_name),
             "object": "chat.completion" if self.chat else "text_completion",
         }
 
@@ -306,6 +344,8 @@ class Handler(BaseHTTPRequestHandler):
             "/v1/chat/completions": self.complete,
             "/v1/embeddings": self.embed,
             "/v1/rerank": self.rerank,
+            LOAD: self.load_adapter,
+            UNLOAD: self.unload_adapter,
         }
         self.answer(work)
 
@@ -331,6 +371,8 @@ class Handler(BaseHTTPRequestHandler):
             raise Wrong(503, "Loading model", "unavailable_error")
         if self.command == "GET":
             routes[path]()
+        elif path in (LOAD, UNLOAD):
+            routes[path](self.object_of(body))
         else:
             with self.engine:
                 routes[path](self.work_of(body))
@@ -353,15 +395,31 @@ class Handler(BaseHTTPRequestHandler):
             die(options.exit_code, "a request came (told to by --exit-on-request)")
         if options.fail_token or self.engine.lost:
             raise Wrong(500, f"the engine is broken {self.engine.lost}".strip(), "server_error")
+        request = self.object_of(body)
+        names = (options.served_name, *self.engine.adapters)
+        if request.get("model", options.served_name) not in names:
+            raise Wrong(404, f"no model {request['model']!r} here: {', '.join(names)}", "not_found_error")
+        return request
+
+    def object_of(self, body: bytes) -> dict[str, Any]:
         try:
             request = json.loads(body)
         except (ValueError, RecursionError):
             raise Wrong(400, "the body is not JSON") from None
         if not isinstance(request, dict):
             raise Wrong(400, "the body is no JSON object")
-        if request.get("model", options.served_name) != options.served_name:
-            raise Wrong(404, f"no model {request['model']!r} here: {options.served_name}", "not_found_error")
         return request
+
+    def load_adapter(self, request: dict[str, Any]) -> None:
+        name, path = request.get("lora_name"), request.get("lora_path")
+        if not (isinstance(name, str) and name and isinstance(path, str) and path):
+            raise Wrong(400, "lora_name and lora_path must be text")
+        self.engine.load_adapter(name, path, again=request.get("load_inplace") is True)
+        self.send(200, f"Success: adapter {name!r} is loaded.", kind="text/plain")
+
+    def unload_adapter(self, request: dict[str, Any]) -> None:
+        self.engine.unload_adapter(str(request.get("lora_name", "")))
+        self.send(200, f"Success: adapter {request['lora_name']!r} is gone.", kind="text/plain")
 
     def health(self) -> None:
         if self.engine.options.hang_health:
@@ -376,7 +434,11 @@ class Handler(BaseHTTPRequestHandler):
         options = self.engine.options
         entry = {"id": options.served_name, "object": "model", "created": 0, "owned_by": "sim"}
         entry["pretends"] = dict(setting.split("=", 1) for setting in options.pretend)
-        self.send(200, {"object": "list", "data": [entry]})
+        loaded = [
+            {"id": name, "object": "model", "root": path, "parent": options.served_name}
+            for name, path in self.engine.adapters.items()
+        ]
+        self.send(200, {"object": "list", "data": [entry, *loaded]})
 
     def metrics(self) -> None:
         self.send(200, self.engine.metrics(), kind="text/plain; version=0.0.4")

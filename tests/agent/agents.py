@@ -24,6 +24,7 @@ from llmgw.wire.messages import (
     NOT_FOUND,
     PROTOCOL,
     Accepted,
+    AdaptersParams,
     Command,
     DrainParams,
     ForgetParams,
@@ -180,6 +181,10 @@ class FakeShards:
     async def token(self, params: TokenParams) -> Tokened:
         self._called("token", params.shard)
         return Tokened(took=0.5)
+
+    async def adapters(self, params: AdaptersParams) -> Accepted:
+        self._called("adapters", params.shard)
+        return Accepted()
 
     async def key(self, params: KeyParams) -> Accepted:
         self._called("key", params.shard)

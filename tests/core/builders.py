@@ -9,7 +9,17 @@ from llmgw.model.claims import Claims
 from llmgw.model.desired import Desired, DesiredModel, DesiredNode
 from llmgw.model.facts import Facts, Gpu, GpuProcess, Interface
 from llmgw.model.ids import Commit, FleetId, JobId, digest, shard_id
-from llmgw.model.launch import ENGINE, FetchSpec, HttpProbe, InstallSpec, LaunchSpec, Probes, Process
+from llmgw.model.launch import (
+    ENGINE,
+    FetchSpec,
+    HelpSpec,
+    HttpProbe,
+    InstallSpec,
+    LaunchSpec,
+    LoraOrder,
+    Probes,
+    Process,
+)
 from llmgw.model.manifest import (
     GIB,
     Engine,
@@ -48,6 +58,13 @@ class FakeAdapter:
     """Says what a simple engine would; weights are fetched when the source is a URL."""
 
     name = "sim"
+    lora_ranks: tuple[int, ...] = ()
+
+    def lora(self, model: DesiredModel) -> LoraOrder | None:
+        return None
+
+    def lora_fetches(self, model: DesiredModel, pip: Pip) -> tuple[FetchSpec, ...]:
+        return ()
 
     def warnings(self, model: DesiredModel) -> tuple[Problem, ...]:
         return ()
@@ -70,6 +87,9 @@ class FakeAdapter:
         return InstallSpec(
             job=JobId(f"install-{name[:8]}"), engine=engine.name, version=engine.version or "1", digest=name
         )
+
+    def help(self, model: DesiredModel) -> HelpSpec | None:
+        return None
 
     def fetch(self, model: DesiredModel, pip: Pip) -> FetchSpec | None:
         url = model.spec.source.url

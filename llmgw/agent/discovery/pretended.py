@@ -44,5 +44,8 @@ class PretendedChecks:
     async def barred(self, path: str) -> str | None:
         return await self.real.barred(path)
 
+    async def adapter_problem(self, path: str, form: str, rank: int) -> str | None:
+        return await self.real.adapter_problem(path, form, rank)
+
     async def memory_total(self) -> int:
         return (await self._facts()).memory_total or await self.real.memory_total()

@@ -2,15 +2,17 @@
 
 import asyncio
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 
 from llmgw.agent.jobs.onnode import first_barred, user
 from llmgw.agent.seams import Gpus, JobGate, NodeChecks, Spawner
+from llmgw.agent.shards import lorafile
 from llmgw.model.claims import GpuClaim
 from llmgw.model.facts import Gpu
-from llmgw.model.launch import Expect, LaunchSpec
+from llmgw.model.launch import Expect, LaunchSpec, LoraAdapter
 
 INFINIBAND = Path("/sys/class/infiniband")
 
@@ -22,6 +24,7 @@ async def mismatch(
     expect = spec.expect
     return (
         await _engine_and_weights(spec, node, jobs)
+        or await _adapters(spec, node, jobs)
         or (await _gpus(spec, await gpus.sample()) if expect.gpus or spec.claims.gpus else None)
         or await _network(expect, node)
         or await _ports(spec, node, spawner)
@@ -59,6 +62,40 @@ def engine_of(spec: LaunchSpec, jobs: JobGate) -> str | None:
 def weights_of(spec: LaunchSpec, jobs: JobGate) -> str | None:
     """What ``${weights}`` stands for."""
     return spec.weights_path or (jobs.weights_path(spec.weights) if spec.weights else None)
+
+
+def adapter_path(adapter: LoraAdapter, jobs: JobGate) -> str | None:
+    """Where a LoRA adapter lies; None: it is not here."""
+    return adapter.path or jobs.weights_path(adapter.digest)
+
+
+def adapter_paths(spec: LaunchSpec, jobs: JobGate) -> Mapping[str, str]:
+    """What ``${adapter:NAME}`` stands for."""
+    adapters = spec.lora.adapters if spec.lora is not None else ()
+    found = ((adapter.name, adapter_path(adapter, jobs)) for adapter in adapters)
+    return {name: path for name, path in found if path is not None}
+
+
+async def unusable_adapter(adapter: LoraAdapter, path: str, form: str, node: NodeChecks) -> str | None:
+    """Why the engine can't load it from there, or None."""
+    if form and not await node.path_exists(path):
+        return f"it should be at {path}, where nothing is: copy it there"
+    if form and (barred := await node.barred(path)):
+        return f"the engine may not read {barred}: chmod o+rX it and the folders above it"
+    return await node.adapter_problem(path, form, adapter.rank)
+
+
+async def _adapters(spec: LaunchSpec, node: NodeChecks, jobs: JobGate) -> str | None:
+    """Only of those that the engine is started with: without the others it serves."""
+    if spec.lora is None or spec.lora.calls is not None:
+        return None
+    for adapter in spec.lora.adapters:
+        path = adapter_path(adapter, jobs)
+        if path is None:
+            return f"adapter {adapter.name} ({adapter.digest[:8]}) is not here"
+        if why := await unusable_adapter(adapter, path, spec.lora.form, node):
+            return f"adapter {adapter.name}: {why}"
+    return None
 
 
 async def _gpus(spec: LaunchSpec, present: tuple[Gpu, ...]) -> str | None:
@@ -141,6 +178,9 @@ class SystemChecks:
     async def barred(self, path: str) -> str | None:
         found = await asyncio.to_thread(lambda: first_barred(Path(path), user(self._engine_user)))
         return str(found) if found is not None else None
+
+    async def adapter_problem(self, path: str, form: str, rank: int) -> str | None:
+        return await asyncio.to_thread(lorafile.problem, path, form, rank) or None
 
     async def path_exists(self, path: str) -> bool:
         return _exists(path)

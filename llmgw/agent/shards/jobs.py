@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from llmgw.agent.shards.checks import engine_of, weights_of
+from llmgw.agent.shards.checks import adapter_path, engine_of, weights_of
 from llmgw.agent.shards.surroundings import Surroundings
 from llmgw.core.life import Event, JobsDone, JobsFailed, JobsWaiting
 from llmgw.model.ids import JobId
@@ -44,7 +44,9 @@ def _all_here(spec: LaunchSpec, around: Surroundings) -> bool:
     known = all(around.jobs.state(job) is None for job in spec.needs)
     engine = not spec.engine or engine_of(spec, around.jobs) is not None
     weights = not spec.weights or weights_of(spec, around.jobs) is not None
-    return known and engine and weights and bool(spec.engine or spec.weights)
+    adapters = spec.lora.adapters if spec.lora is not None and spec.lora.calls is None else ()
+    loras = all(adapter_path(adapter, around.jobs) is not None for adapter in adapters)
+    return known and engine and weights and loras and bool(spec.engine or spec.weights)
 
 
 def _first_open(needs: tuple[JobId, ...], around: Surroundings) -> JobReport | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from llmgw.model.facts import Gpu
-from llmgw.model.launch import LATE_PATTERN, LATE_VALUES, LaunchSpec, Process
+from llmgw.model.launch import ADAPTER, LATE_PATTERN, LATE_VALUES, LaunchSpec, Process
 from llmgw.model.problems import StalledError
 
 CUDA_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -29,9 +29,9 @@ def names_in(spec: LaunchSpec) -> frozenset[str]:
 
 def unknown(spec: LaunchSpec) -> tuple[str, ...]:
     """Names outside the closed list."""
-    return tuple(
-        sorted(name for name in names_in(spec) if name not in LATE_VALUES and not name.startswith(SECRET))
-    )
+    adapters = {f"{ADAPTER}{each.name}" for each in (spec.lora.adapters if spec.lora is not None else ())}
+    known = adapters | set(LATE_VALUES)
+    return tuple(sorted(name for name in names_in(spec) if name not in known and not name.startswith(SECRET)))
 
 
 def secrets_used(spec: LaunchSpec) -> frozenset[str]:
@@ -48,14 +48,16 @@ def values(
     weights: str | None,
     home: str,
     secrets: Mapping[str, str],
+    adapters: Mapping[str, str] | None = None,
 ) -> Mapping[str, str]:
-    """What each name stands for on this node, now. A GPU that isn't there has no index."""
+    """What each name stands for on this node, now. A GPU that isn't there has no index. ``adapters``: paths by name."""
     index = {gpu.uuid: _visible_as(gpu) for gpu in gpus}
     claimed = [claim.uuid for claim in spec.claims.gpus]
     known = {
         "gpu.uuids": ",".join(claimed),
         "home": home,
         **{f"{SECRET}{name}": value for name, value in secrets.items() if name != "key"},
+        **{f"{ADAPTER}{name}": path for name, path in (adapters or {}).items()},
     }
     if all(uuid in index for uuid in claimed):
         known["gpu.indices"] = ",".join(index[uuid] for uuid in claimed)

@@ -62,6 +62,7 @@ async def _known(spec: LaunchSpec, around: Surroundings) -> Mapping[str, str]:
         weights=checks.weights_of(spec, around.jobs),
         home=str(around.settings.work / around.home(spec.shard)),
         secrets=await around.orders.secrets(spec.shard),
+        adapters=checks.adapter_paths(spec, around.jobs),
     )
 
 

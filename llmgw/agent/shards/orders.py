@@ -3,14 +3,14 @@ starts; ``secrets/<id>.json`` holds what must never be shown. Both 0600."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from llmgw.agent.seams import ANYTHING_STORED, Disk, Running
 from llmgw.agent.shards import late
 from llmgw.agent.shards.computing import Computing
 from llmgw.core.life import Life
 from llmgw.model.ids import Fence, ShardId
-from llmgw.model.launch import ENGINE, MAX_PROCESSES, LaunchSpec, Process
+from llmgw.model.launch import ENGINE, MAX_PROCESSES, LaunchSpec, LoraAdapter, Process
 from llmgw.model.report import ByHand, ComputesOn
 from llmgw.wire import codec
 
@@ -125,10 +125,12 @@ class Orders:
 
 
 def needed(specs: Iterable[LaunchSpec], unreadable: Iterable[str]) -> Mapping[str, tuple[ShardId, ...]]:
-    """Digests of engines and weights that orders refer to; see ShardKeeper.needs."""
+    """Digests of engines, weights and adapters that orders refer to; see ShardKeeper.needs."""
     found: dict[str, tuple[ShardId, ...]] = {}
     for spec in specs:
-        for digest in {spec.engine, spec.weights, spec.expect.engine, spec.expect.weights} - {None}:
+        adapters = spec.lora.adapters if spec.lora is not None else ()
+        fetched = {adapter.digest for adapter in adapters if adapter.path is None}
+        for digest in {spec.engine, spec.weights, spec.expect.engine, spec.expect.weights, *fetched} - {None}:
             found[str(digest)] = (*found.get(str(digest), ()), spec.shard)
     if broken := tuple(ShardId(shard) for shard in unreadable):
         found[ANYTHING_STORED] = broken
@@ -151,6 +153,25 @@ def refused(spec: LaunchSpec, secrets: Mapping[str, str]) -> str | None:
         or _refused_late(spec, secrets)
         or next((why for process in spec.processes if (why := _refused_process(process))), None)
     )
+
+
+def with_adapters(spec: LaunchSpec, adapters: tuple[LoraAdapter, ...]) -> LaunchSpec:
+    return replace(spec, lora=replace(spec.lora, adapters=adapters)) if spec.lora is not None else spec
+
+
+def refused_adapters(spec: LaunchSpec, adapters: tuple[LoraAdapter, ...]) -> str | None:
+    """Why a shard can't be given these while it runs, or None."""
+    calls = spec.lora.calls if spec.lora is not None else None
+    if calls is None:
+        return "its engine loads adapters only when it starts: plan the model anew"
+    if len(adapters) > calls.most:
+        return f"{len(adapters)} are more than the {calls.most} that its engine was started for"
+    if len({adapter.name for adapter in adapters}) != len(adapters):
+        return "two of them have one name"
+    high = next((adapter for adapter in adapters if adapter.rank > calls.highest_rank), None)
+    if high is not None:
+        return f"rank {high.rank} of {high.name[:200]} is above the {calls.highest_rank} that its engine was started for"
+    return None
 
 
 def _refused_shape(spec: LaunchSpec) -> str | None:

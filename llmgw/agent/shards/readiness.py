@@ -1,7 +1,7 @@
 """Is it ready, does it still answer, has it drained: the questions a shard is asked while its engine runs."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from llmgw.agent.seams import Answer
 from llmgw.agent.shards import checks, progress
@@ -32,9 +32,18 @@ def pauses(longest: float) -> Iterator[float]:
 
 
 class Questions:
-    """``key`` is the replica's, for probes that need it."""
+    """``key`` is the replica's, for probes that need it. ``prepare`` is done once all answers are good, before it is ready."""
 
-    def __init__(self, spec: LaunchSpec, around: Surroundings, key: str | None, tell: Tell) -> None:
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        around: Surroundings,
+        key: str | None,
+        tell: Tell,
+        *,
+        prepare: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._prepare = prepare
         self._spec = spec
         self._probes = spec.probes
         self._around = around
@@ -59,6 +68,7 @@ class Questions:
         for pause in pauses(self._spec.timeouts.health):
             why = await self._not_ready(self._probes.port)
             if why is None:
+                await self._prepare()
                 self._tell(Ready())
                 return
             self._tell(Waiting(reason=why))

@@ -7,7 +7,7 @@ from llmgw.core.life import Life
 from llmgw.core.lifecycle import describe_exit
 from llmgw.model.ids import ShardId
 from llmgw.model.launch import LaunchSpec
-from llmgw.model.report import TOLD, ByHand, ComputesOn, Exit, ShardReport, ShardState
+from llmgw.model.report import TOLD, ByHand, ComputesOn, Exit, LoraReport, ShardReport, ShardState
 from llmgw.model.weights import Measured
 
 FIELD = 1_000
@@ -25,6 +25,7 @@ class Seen:
     problem: str = ""
     measured: Measured | None = None
     computes_on: ComputesOn | None = None
+    adapters: tuple[LoraReport, ...] = ()
 
 
 def report(spec: LaunchSpec, life: Life, seen: Seen) -> ShardReport:
@@ -58,6 +59,7 @@ def report(spec: LaunchSpec, life: Life, seen: Seen) -> ShardReport:
         by_hand=seen.by_hand,
         lost=seen.lost,
         measured=seen.measured,
+        adapters=seen.adapters,
     )
 
 
@@ -86,6 +88,11 @@ def ended(shard: ShardId, exit_: Exit, *, told: bool) -> JournalEvent:
 def manual(spec: LaunchSpec, text: str) -> JournalEvent:
     fields = {"replica": spec.replica, "model": spec.model}
     return JournalEvent(kind="manual", subject=spec.shard, text=text, fields=fields)
+
+
+def adapter(spec: LaunchSpec, text: str) -> JournalEvent:
+    fields = {"replica": spec.replica, "model": spec.model}
+    return JournalEvent(kind="adapter", subject=spec.shard, text=text, fields=fields)
 
 
 def problem(shard: str, text: str) -> JournalEvent:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from llmgw.agent.cancelling import cancelled
 from llmgw.agent.seams import Running
 from llmgw.agent.shards import autopsy, clearing, computing, launching, reports
+from llmgw.agent.shards.adapters import Adapters
 from llmgw.agent.shards.jobs import await_jobs
 from llmgw.agent.shards.measuring import measured
-from llmgw.agent.shards.orders import StoredOrder
+from llmgw.agent.shards.orders import StoredOrder, with_adapters
 from llmgw.agent.shards.readiness import Questions
 from llmgw.agent.shards.started import Started
 from llmgw.agent.shards.surroundings import Surroundings
@@ -30,8 +31,8 @@ from llmgw.core.life import (
 )
 from llmgw.core.lifecycle import describe_exit, rules_of, step
 from llmgw.model.facts import Gpu
-from llmgw.model.launch import ENGINE, LaunchSpec
-from llmgw.model.problems import LlmgwError
+from llmgw.model.launch import ENGINE, LaunchSpec, LoraAdapter
+from llmgw.model.problems import LlmgwError, StalledError
 from llmgw.model.report import ByHand, ComputesOn, Exit, ShardReport, ShardState
 from llmgw.model.weights import Measured
 from llmgw.wire.codec import CodecError
@@ -67,7 +68,11 @@ class Shard:
         self._inbox: asyncio.Queue[_Letter] = asyncio.Queue()
         self._secrets = dict(secrets)
         self._started = Started(order.spec, around, self._ended, self.masked)
+        self._adapters = Adapters(
+            lambda: self.spec, around, tell=lambda: around.events(self.report()), mask=self.masked
+        )
         self._main: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._activity: asyncio.Task[None] | None = None
         self._turn = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -126,6 +131,7 @@ class Shard:
             problem=self._problem,
             measured=self._measured,
             computes_on=self._computes_on,
+            adapters=self._adapters.reports(),
         )
         return reports.report(self.spec, self.life, seen)
 
@@ -136,6 +142,8 @@ class Shard:
         for event in events:
             self._inbox.put_nowait(_Letter(event=event))
         self._main = asyncio.ensure_future(self._run())
+        if self.spec.lora is not None:
+            self._keeping = asyncio.ensure_future(self._adapters.keep())
 
     async def tell(self, event: Event) -> None:
         """Returns when the event has been taken in and what it means is on disk."""
@@ -147,6 +155,18 @@ class Shard:
             return
         self._order = replace(self._order, by_hand=by_hand)
         await self._save()
+        self._around.events(self.report())
+
+    async def change_adapters(self, adapters: tuple[LoraAdapter, ...]) -> None:
+        """Raises StalledError when the disk refuses the order, which then stays as it was."""
+        before = self.spec
+        self._order = replace(self._order, spec=with_adapters(before, adapters))
+        try:
+            await self._around.orders.save(self._order)
+        except StalledError:
+            self._order = replace(self._order, spec=before)
+            raise
+        self._adapters.changed()
         self._around.events(self.report())
 
     async def sampled(self, gpus: tuple[Gpu, ...]) -> None:
@@ -182,7 +202,7 @@ class Shard:
     async def close(self) -> None:
         """Stops watching; the processes run on."""
         self._disarm()
-        await cancelled(self._main, self._activity, *self._started.tasks())
+        await cancelled(self._main, self._activity, self._keeping, *self._started.tasks())
 
     # ---- The table ----------------------------------------------------------------------------------------
 
@@ -226,6 +246,8 @@ class Shard:
 
     def _publish(self, before: Life, life: Life) -> None:
         if life.state is not before.state:
+            if life.state is not ShardState.DRAINING:
+                self._adapters.serving(life.state)
             log.info(
                 "shard %s: %s -> %s: %s", self.spec.shard, before.state.value, life.state.value, life.reason
             )
@@ -307,7 +329,11 @@ class Shard:
             tell(Waiting(reason=str(wrong)))
             secrets = {}
         questions = Questions(
-            self.spec, self._around, secrets.get("key"), lambda event: tell(self._clean(event))
+            self.spec,
+            self._around,
+            secrets.get("key"),
+            lambda event: tell(self._clean(event)),
+            prepare=self._adapters.first,
         )
         match action:
             case Action.AWAIT_PORT:

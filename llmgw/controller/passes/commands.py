@@ -7,6 +7,7 @@ from typing import Any
 from llmgw.model.ids import Fence, ShardId
 from llmgw.model.plan import Step, StepKind
 from llmgw.wire.messages import (
+    AdaptersParams,
     CollectParams,
     Command,
     DrainParams,
@@ -42,6 +43,8 @@ def message_of(  # noqa: PLR0911 - a table: one answer a kind of step
             return "drain", DrainParams(command=command, shard=_shard(step), timeout=step.drain_timeout)
         case StepKind.STOP:
             return "stop", StopParams(command=command, shard=_shard(step), reason=step.reason)
+        case StepKind.ADAPTERS if step.adapters is not None:
+            return "adapters", AdaptersParams(command=command, shard=_shard(step), adapters=step.adapters)
         case StepKind.COLLECT if step.collect:
             return "collect", CollectParams(command=command, names=step.collect)
         case StepKind.FORGET:

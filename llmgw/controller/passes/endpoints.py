@@ -98,7 +98,9 @@ def as_json(found: Sequence[Reachable], record: Record) -> str:
                 "keyId": it.endpoint.key_id,
                 "key": it.key,
                 "state": it.endpoint.state,
-                "adapters": list(it.endpoint.adapters),
+                "adapters": [
+                    {"name": adapter.name, "send": dict(adapter.send)} for adapter in it.endpoint.adapters
+                ],
             }
             for it in found
         ],

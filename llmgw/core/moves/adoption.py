@@ -61,7 +61,7 @@ def _as_replica(
         model=model.name,
         ordinal=name.ordinal,
         n=name.n,
-        spec_digest=model.spec_digest,
+        spec_digest=shards[0].report.spec_digest,
         spec=desired_spec(model, key_id),
         ranks=ranks,
         phase=ReplicaPhase.STARTING,
@@ -74,7 +74,7 @@ def _is_wanted(
 ) -> bool:
     prefix = known.id_prefix if known is not None else model.name
     whole = {seen.report.rank for seen in shards} == set(range(shards[0].report.ranks))
-    same = all(seen.report.spec_digest == model.spec_digest for seen in shards)
+    same = model.runs_as(shards[0].report.spec_digest) and len({it.report.spec_digest for it in shards}) == 1
     return whole and same and name.prefix == prefix and name.ordinal < model.spec.replicas
 
 

@@ -25,6 +25,9 @@ IN_PLACE = (
 compared under ``profile.`` and ``servedName``."""
 
 
+ADAPTERS = "spec.adapters"
+
+
 def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Leaves of two JSON values that differ; lists are leaves, None and absent are the same."""
     if isinstance(old, dict) or isinstance(new, dict):
@@ -46,10 +49,18 @@ def spec_changes(old: ReplicaSpec, new: ReplicaSpec, *, replaces: bool) -> tuple
             path=path,
             old=text(before),
             new=text(after),
-            forces_replacement=replaces and not _in_place(path),
+            forces_replacement=replaces
+            and not (_in_place(path) or (path == ADAPTERS and _loadable(old, new))),
         )
         for path, before, after in differences(_readable(old), _readable(new))
     )
+
+
+def _loadable(old: ReplicaSpec, new: ReplicaSpec) -> bool:
+    """Whether adapters change only by what can be loaded and unloaded while it runs."""
+    most = old.model.max_loaded_adapters
+    before, after = (max((each.rank for each in spec.model.adapters), default=0) for spec in (old, new))
+    return bool(most) and most == new.model.max_loaded_adapters and after <= before
 
 
 def change(path: str, old: Any, new: Any) -> FieldChange:

@@ -58,7 +58,7 @@ def _model_fields(round_: Round, stand: Standing) -> tuple[FieldChange, ...]:
     wanted = desired_spec(model, round_.key_id)
     for copies in stand.copies.values():
         for copy in copies:
-            if copy.replica.spec_digest == model.spec_digest and copy.replica.spec != wanted:
+            if model.runs_as(copy.replica.spec_digest) and copy.replica.spec != wanted:
                 new = spec_changes(copy.replica.spec, wanted, replaces=False)
                 fields += [each for each in new if not any(_covers(path, each.path) for path in told)]
                 return tuple(fields)

@@ -15,6 +15,7 @@ copy before those that never had one, then by priority and name.
 """
 
 from llmgw.core.amounts import at
+from llmgw.core.moves.adapters import settle_adapters, why_replaced
 from llmgw.core.moves.again import complete, remind, start_again
 from llmgw.core.moves.departure import depart, remove, tell_unknown
 from llmgw.core.moves.diff import change as field_change
@@ -99,8 +100,9 @@ def _settle_target(round_: Round, stand: Standing, target: Copy, olds: list[Copy
     if target.state.lost:
         remind(round_, stand, target)
         return None
+    other = health in (Health.READY, Health.COMING) and settle_adapters(round_, stand, target)
     if health is Health.READY:
-        _retire(round_, stand, target, olds)
+        _retire(round_, stand, target, olds, unchanged=not other)
         return None
     if health is Health.FAILED:
         _tell_failed(round_, stand, target)
@@ -127,8 +129,9 @@ def _let_go(
         remove(round_, copy, keyword=keyword, reason=reason, where=stand.model.where)
 
 
-def _retire(round_: Round, stand: Standing, target: Copy, olds: list[Copy]) -> None:
-    """The new one is ready: published, then the old ones drain and stop, as long as enough others serve."""
+def _retire(round_: Round, stand: Standing, target: Copy, olds: list[Copy], *, unchanged: bool) -> None:
+    """The new one is ready: published, then the old ones drain and stop, as long as enough others serve. ``unchanged``:
+    nothing was told of it yet."""
     if target.replica.id in stand.adopted:
         return
     if stand.held is not None:
@@ -138,7 +141,7 @@ def _retire(round_: Round, stand: Standing, target: Copy, olds: list[Copy]) -> N
             round_, stand, failed, keyword="held", reason=f"its spec is held; {target.replica.id} serves on"
         )
     if not olds:
-        round_.told.unchanged += 1
+        round_.told.unchanged += unchanged
         return
     going = [old for old in olds if not serves(old) or stand.spare_one(stand.must_serve())]
     for old in olds:
@@ -280,6 +283,8 @@ def _replace(round_: Round, stand: Standing, ordinal: int, *, keep: Copy | None,
             fields = (*fields, field_change("specDigest", old.spec_digest, str(goal.spec_digest)))
         keyword, action = "spec-changed", Action.CREATE_BEFORE_DESTROY
         reason = f"{', '.join(forcing[:3]) or 'specDigest'} can't change while it runs"
+        if why := why_replaced(old.spec, goal, round_.adapters[goal.profile.engine.name].lora_ranks):
+            reason += f": {why}"
         if stand.held is not None:
             keyword, reason = "reverted", f"back to the last good spec {goal.spec_digest[:8]}"
     return Want(

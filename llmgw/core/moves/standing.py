@@ -209,13 +209,13 @@ def as_desired(model: DesiredModel, spec: ReplicaSpec, digest: str) -> DesiredMo
         profile=spec.profile,
         served_name=spec.served_name,
         spec_digest=Digest(digest),
+        also_runs_as=(),
     )
 
 
 def is_current(round_: Round, stand: Standing, copy: Copy) -> bool:
     """Whether a copy is what it should be, where it may be."""
-    wanted = stand.goal.spec_digest if stand.goal is not None else stand.model.spec_digest
-    if copy.leaving or copy.replica.spec_digest != wanted or misplaced(round_, stand, copy):
+    if copy.leaving or not _runs_what_is_asked(stand, copy) or misplaced(round_, stand, copy):
         return False
     failure = copy.state.failure
     if copy.state.health is Health.FAILED:
@@ -223,6 +223,14 @@ def is_current(round_: Round, stand: Standing, copy: Copy) -> bool:
             return False
         return stand.goal is not None
     return True
+
+
+def _runs_what_is_asked(stand: Standing, copy: Copy) -> bool:
+    """One that would have to be started again must be started as Git asks now, to the letter."""
+    wanted = stand.goal if stand.goal is not None else stand.model
+    if copy.state.health in (Health.MISSING, Health.STOPPED):
+        return copy.replica.spec_digest == wanted.spec_digest
+    return wanted.runs_as(copy.replica.spec_digest)
 
 
 def broken(copy: Copy) -> bool:

@@ -16,7 +16,7 @@ from llmgw.core.moves.origins import origins
 from llmgw.core.seen.survey import NodeView, Survey
 from llmgw.model.desired import DesiredModel
 from llmgw.model.ids import ReplicaId, shard_id
-from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec
+from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec, LoraAdapter
 from llmgw.model.manifest import Pip
 from llmgw.model.plan import Origin, Step, StepKind, sendable
 from llmgw.model.record import RankPlacement, ReplicaRecord
@@ -82,7 +82,7 @@ class StepBook:
     _contexts: dict[str, NodeContext] = field(default_factory=dict)
     _labels: Labels | None = None
     networks: dict[str, Network] = field(default_factory=dict)
-    """By replica that is started."""
+    """By replica whose start was worked out, whether or not it is started then."""
 
     def add(self, step: Step) -> str:
         """The first to ask for a step says why."""
@@ -104,10 +104,12 @@ class StepBook:
         """What must be on the nodes before the model can start there, and how far it is."""
         adapter = self.adapters[model.profile.engine.name]
         fetch = adapter.fetch(model, self.pip)
+        lora = adapter.lora(model)
+        loras = () if lora is None or lora.calls is not None else adapter.lora_fetches(model, self.pip)
         found = []
         for node in dict.fromkeys(nodes):
             install = adapter.install(model, self._context(node), self.pip)
-            found += [self._job(node, spec) for spec in (install, fetch) if spec is not None]
+            found += [self._job(node, spec) for spec in (install, fetch, *loras) if spec is not None]
         return tuple(found)
 
     def order(self, jobs: Iterable[Job], *, model: str) -> tuple[str, ...]:
@@ -137,6 +139,7 @@ class StepBook:
         if len(ranks) > 1 and any(job.standing is not JobStanding.DONE for job in jobs):
             why = "no rank starts before all of them have what they need"
             ordered = (self.wait(StepKind.AWAIT_JOBS, replica, model=model.name, after=ordered, reason=why),)
+        self.bring_adapters(model, nodes)
         before = (*after, *ordered)
         started: list[str] = []
         for spec in self.launches(model, replica, ranks):
@@ -208,6 +211,38 @@ class StepBook:
             )
         )
 
+    def bring_adapters(self, model: DesiredModel, nodes: Iterable[str]) -> tuple[str, ...]:
+        """Steps for LoRA adapters that are loaded while it runs and that nobody fetches yet. Nobody waits for them: their agents
+        load them when they are there."""
+        fetches = self.adapters[model.profile.engine.name].lora_fetches(model, self.pip)
+        jobs = (self._job(node, spec) for node in dict.fromkeys(nodes) for spec in fetches)
+        return self.order((job for job in jobs if job.standing is JobStanding.ABSENT), model=model.name)
+
+    def change_adapters(
+        self,
+        replica: ReplicaRecord,
+        rank: int,
+        adapters: tuple[LoraAdapter, ...],
+        *,
+        what: str,
+        after: Iterable[str],
+    ) -> str:
+        shard = shard_id(replica.id, rank)
+        return self.add(
+            Step(
+                id=f"{what} on {shard}",
+                kind=StepKind.ADAPTERS,
+                node=replica.ranks[rank].node,
+                model=replica.model,
+                replica=replica.id,
+                shard=shard,
+                reason="Git asks for it" if rank == 0 else "its leader loads it for all ranks",
+                after=tuple(after),
+                timeout=COMMAND_WITHIN,
+                adapters=adapters,
+            )
+        )
+
     def drain(self, replica: ReplicaRecord, *, reason: str, after: Iterable[str] = ()) -> str:
         """Drains the leader, which is the rank that serves HTTP."""
         leader = shard_id(replica.id, 0)
@@ -271,6 +306,11 @@ class StepBook:
                 timeout=COMMAND_WITHIN,
             )
         )
+
+    def started(self) -> frozenset[str]:
+        """The replicas that the plan starts."""
+        starts = (step for step in self._steps.values() if step.kind is StepKind.START)
+        return frozenset(step.replica for step in starts if step.replica is not None)
 
     def has_commands(self) -> bool:
         """Whether anything can be done now."""

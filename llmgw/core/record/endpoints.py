@@ -1,19 +1,26 @@
 """Which replicas can be called right now: what a gateway reads from the record."""
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
 from llmgw.core.seen.condition import Condition, Health, condition
 from llmgw.core.seen.survey import SeenShard, Survey
-from llmgw.model.record import Endpoint, Record, ReplicaPhase, ReplicaRecord
+from llmgw.model.ids import ReplicaId
+from llmgw.model.record import Endpoint, EndpointAdapter, Record, ReplicaPhase, ReplicaRecord
+from llmgw.model.report import LoraState
 
 
 def endpoints(record: Record, seen: Survey) -> tuple[Endpoint, ...]:
     """One for each replica that serves or drains, by model and ordinal. Of a node that can't be asked, what was
     published stays published: unknown is not stopped."""
     before = {endpoint.replica: endpoint.state for endpoint in record.endpoints}
+    published = {endpoint.replica: endpoint.adapters for endpoint in record.endpoints}
     found = []
     for replica in sorted(record.replicas.values(), key=lambda each: (each.model, each.ordinal, each.n)):
         state = _state(replica, condition(replica, seen), before.get(replica.id))
         if state:
-            found.append(_endpoint(record, replica, state))
+            found.append(_endpoint(record, replica, state, _adapters(replica, seen, published)))
     return tuple(found)
 
 
@@ -37,7 +44,29 @@ def _is_ready(shard: SeenShard) -> bool:
     return shard.report.state == Health.READY.value
 
 
-def _endpoint(record: Record, replica: ReplicaRecord, state: str) -> Endpoint:
+def _adapters(
+    replica: ReplicaRecord, seen: Survey, published: Mapping[ReplicaId, tuple[EndpointAdapter, ...]]
+) -> tuple[EndpointAdapter, ...]:
+    """Those that requests can choose right now. While nobody can tell, those of before."""
+    leader = condition(replica, seen).leader
+    if leader is None:
+        return published.get(replica.id, ())
+    routable = (each for each in leader.adapters if each.state == LoraState.ROUTABLE.value)
+    return tuple(EndpointAdapter(name=each.name, send=_fields(each.send)) for each in routable)
+
+
+def _fields(send: str) -> Mapping[str, Any]:
+    """An agent of another version may say something else: then nothing is known of how to ask."""
+    try:
+        told = json.loads(send or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _endpoint(
+    record: Record, replica: ReplicaRecord, state: str, adapters: tuple[EndpointAdapter, ...]
+) -> Endpoint:
     model = record.models.get(replica.model)
     leader = replica.ranks[0]
     return Endpoint(
@@ -49,5 +78,5 @@ def _endpoint(record: Record, replica: ReplicaRecord, state: str) -> Endpoint:
         port=leader.ports[0],
         key_id=replica.spec.key_id,
         state=state,
-        adapters=tuple(adapter.name for adapter in replica.spec.model.adapters),
+        adapters=adapters,
     )

@@ -157,7 +157,7 @@ def desired_spec(model: DesiredModel, key_id: str) -> ReplicaSpec:
 
 def _updated_in_place(replica: ReplicaRecord, desired: Desired, key_id: str) -> ReplicaRecord:
     model = desired.models.get(replica.model)
-    if model is None or model.spec_digest != replica.spec_digest:
+    if model is None or not model.runs_as(replica.spec_digest):
         return replica
     spec = desired_spec(model, key_id)
     return replica if replica.spec == spec else replace(replica, spec=spec)
@@ -176,10 +176,19 @@ def _models(
     for name in sorted({*before.models, *desired.models}):
         known, model = before.models.get(name), desired.models.get(name)
         if model is not None:
-            models[name] = model_record(known, model, last.get(name, {}))
+            models[name] = _with_adapters(model_record(known, model, last.get(name, {})), model)
         elif known is not None and (name in last or name in blocked):
             models[name] = replace(known, removed=known.removed or name in going)
     return models
+
+
+def _with_adapters(known: ModelRecord, model: DesiredModel) -> ModelRecord:
+    """What was last good has the adapters that Git asks for, where they don't decide how it is started."""
+    good = known.last_good_spec
+    if good is None or not model.spec.max_loaded_adapters or not model.runs_as(known.last_good or ""):
+        return known
+    spec = replace(good.model, adapters=model.spec.adapters)
+    return replace(known, last_good_spec=replace(good, model=spec))
 
 
 def model_record(known: ModelRecord | None, model: DesiredModel, last: Mapping[str, int]) -> ModelRecord:

@@ -17,8 +17,6 @@ NOT_YET: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("Fleet", "spec.syncWindows", lambda spec: bool(spec.sync_windows), "leave it out"),
     ("Fleet", "spec.suspend", lambda spec: spec.suspend, "leave it out"),
     ("Node", "spec.drain", lambda spec: spec.drain, "write `cordon: true`, which keeps new shards away"),
-    ("Model", "spec.adapters", lambda spec: bool(spec.adapters), "leave it out"),
-    ("Model", "spec.maxLoadedAdapters", lambda spec: spec.max_loaded_adapters > 0, "leave it out"),
 )
 
 

@@ -10,7 +10,7 @@ from llmgw.core.adapter import EngineAdapter
 from llmgw.core.resolving import nodes, notyet
 from llmgw.model import ids
 from llmgw.model.desired import Desired, DesiredModel
-from llmgw.model.manifest import FleetSpec, Manifest, Manifests, ModelSpec, ProfileSpec, Value
+from llmgw.model.manifest import ADAPTER_RANK, FleetSpec, Manifest, Manifests, ModelSpec, ProfileSpec, Value
 from llmgw.model.problems import InvalidError, Problem, Where
 from llmgw.wire.codec import to_json, written_name
 
@@ -71,9 +71,11 @@ def _models(
         if profile is None or not isinstance(profile.spec, ProfileSpec):
             problems.append(_unknown(manifest, "spec.profile", spec.profile, profiles, "Profile"))
             continue
-        model = _model(manifest, spec, profile.spec, stated[spec.profile], key_id, renamed)
+        adapter = adapters.get(profile.spec.engine.name)
+        ranks = adapter.lora_ranks if adapter is not None else ()
+        model = _model(manifest, spec, profile.spec, stated[spec.profile], key_id, renamed, ranks)
         desired[model.name] = model
-        if adapter := adapters.get(profile.spec.engine.name):
+        if adapter is not None:
             problems.extend(_placed(problem, manifest, profile) for problem in adapter.validate(model))
             warnings.extend(_placed(problem, manifest, profile) for problem in adapter.warnings(model))
     return desired
@@ -86,9 +88,13 @@ def _model(
     stated_profile: Any,
     key_id: str,
     renamed: Mapping[str, str],
+    lora_ranks: tuple[int, ...],
 ) -> DesiredModel:
     name = manifest.metadata.name
     served = spec.served_name or name
+    digest, *higher = spec_digests(
+        spec, stated_profile, served_name=served, key_id=key_id, lora_ranks=lora_ranks
+    )
     return DesiredModel(
         name=name,
         labels=manifest.metadata.labels,
@@ -96,9 +102,10 @@ def _model(
         profile_name=spec.profile,
         profile=profile,
         served_name=served,
-        spec_digest=spec_digest(spec, stated_profile, served_name=served, key_id=key_id),
+        spec_digest=digest,
         where=manifest.where,
         renamed_from=renamed.get(name),
+        also_runs_as=tuple(higher),
     )
 
 
@@ -109,13 +116,26 @@ _NOT_HOW_IT_RUNS = frozenset(
 is digested by what it says, not by its name; the served name after its default."""
 
 
-def spec_digest(spec: ModelSpec, stated_profile: Any, *, served_name: str, key_id: str) -> ids.Digest:
-    """Names everything that decides how a shard of the model runs.
+def spec_digests(
+    spec: ModelSpec, stated_profile: Any, *, served_name: str, key_id: str, lora_ranks: tuple[int, ...]
+) -> tuple[ids.Digest, ...]:
+    """The first names everything that decides how a shard of the model runs. A field at its default counts as absent, so that
+    a newer llmgw with one field more restarts nothing. Of secrets only the reference is digested.
 
-    A field at its default counts as absent, so that a newer llmgw with one field more restarts nothing. Of secrets
-    only the reference is digested."""
-    model = stated_fields(spec, leave_out=_NOT_HOW_IT_RUNS)
-    return ids.digest({"model": model, "profile": stated_profile, "servedName": served_name, "keyId": key_id})
+    LoRA adapters that the engine loads while it runs only count by the highest rank, one of ``lora_ranks``, that it is started
+    for; the further ones name the same, started for higher ranks."""
+
+    def named(model: Mapping[str, Any], **more: int) -> ids.Digest:
+        return ids.digest(
+            {"model": model, "profile": stated_profile, "servedName": served_name, "keyId": key_id, **more}
+        )
+
+    if not spec.max_loaded_adapters or not lora_ranks:
+        return (named(stated_fields(spec, leave_out=_NOT_HOW_IT_RUNS)),)
+    model = stated_fields(spec, leave_out=_NOT_HOW_IT_RUNS | {"adapters"})
+    least = max((adapter.rank for adapter in spec.adapters), default=ADAPTER_RANK)
+    enough = [rank for rank in lora_ranks if rank >= least] or [lora_ranks[-1]]
+    return tuple(named(model, loraRank=rank) for rank in enough)
 
 
 def stated_fields(value: Any, *, leave_out: frozenset[str] = frozenset()) -> dict[str, Any]:

@@ -87,6 +87,10 @@ def _notes(row: ReplicaRow) -> Iterable[str]:
     yield from row.by_hand
     for rank in row.ranks:
         yield f"rank {rank.rank} on {rank.node}: {rank.state}" + (f", {rank.reason}" if rank.reason else "")
+    yield from (
+        f"adapter {each.name}: {each.state}" + (f", {each.reason}" if each.reason else "")
+        for each in row.adapters
+    )
     if row.last_error and row.last_error not in row.reason:
         yield f"last error: {row.last_error}"
     yield from (f"  {line}" for line in row.ended)

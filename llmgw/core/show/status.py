@@ -37,6 +37,16 @@ class RankRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterRow:
+    """A LoRA adapter of a replica. ``state`` is its agent's word, or ``not loaded`` for one that is listed beyond
+    ``maxLoadedAdapters``."""
+
+    name: str
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaRow:
     """``gpus`` as ``gpu01:0``, by the node's own numbering of this moment; a MIG instance as ``gpu01:MIG-1f0c9a2b``. ``computes_on`` is what its processes really
     use: the same form, or ``cpu``; empty when nobody has told."""
@@ -60,6 +70,7 @@ class ReplicaRow:
     recorded: bool = True
     ranks: tuple[RankRow, ...] = ()  # of a gang
     by_hand: tuple[str, ...] = ()  # what somebody did to it on its nodes, past this fleet
+    adapters: tuple[AdapterRow, ...] = ()
 
 
 def _ended(report: ShardReport) -> tuple[str, ...]:
@@ -183,7 +194,24 @@ def _recorded(replica: ReplicaRecord, seen: Survey) -> ReplicaRow:
         ended=_ended(worst) if worst is not None else (),
         ranks=tuple(_ranks(replica, state)),
         by_hand=_by_hand(state.shards),
+        adapters=tuple(_adapters(replica, leader)),
     )
+
+
+def _adapters(replica: ReplicaRecord, leader: ShardReport | None) -> Iterator[AdapterRow]:
+    """As the manifest lists them; then what its agent holds and nobody asks for any more."""
+    model = replica.spec.model
+    reports = {each.name: each for each in (leader.adapters if leader is not None else ())}
+    most = model.max_loaded_adapters
+    for index, adapter in enumerate(model.adapters):
+        if (report := reports.pop(adapter.name, None)) is not None:
+            yield AdapterRow(name=report.name, state=report.state, reason=report.reason)
+        elif most and index >= most:
+            yield AdapterRow(name=adapter.name, state="not loaded", reason=f"maxLoadedAdapters is {most}")
+        else:
+            yield AdapterRow(name=adapter.name, state="unknown" if leader is None else "not loaded")
+    for report in reports.values():
+        yield AdapterRow(name=report.name, state=report.state, reason=report.reason)
 
 
 def _ranks(replica: ReplicaRecord, state: Condition) -> Iterator[RankRow]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from llmgw.core.adapter import GpuKind, Placed
+from llmgw.engines.lora import lora
 from llmgw.model import ids
 from llmgw.model.desired import DesiredModel
 from llmgw.model.launch import Measure
@@ -16,7 +17,7 @@ UNITS: Mapping[str, float] = {"weights": 1024**3, "kv": 1024**3, "mib": 1024**2}
 
 def measurement_key(model: DesiredModel, weights: str, kind: GpuKind) -> str:
     """Names all that changes how much memory a rank takes besides the length of a request: weights, engine, GPU, flags."""
-    profile = model.profile
+    profile, found = model.profile, lora(model)
     return ids.digest(
         {
             "weights": weights,
@@ -31,7 +32,7 @@ def measurement_key(model: DesiredModel, weights: str, kind: GpuKind) -> str:
             ],
             "types": [profile.dtype, profile.quantization],
             "args": [*profile.args, *model.spec.args],
-            "adapters": [[adapter.name, adapter.rank] for adapter in model.spec.adapters],
+            "adapters": [found.slots, found.set_aside] if found is not None else [],
             "loaded": model.spec.max_loaded_adapters,
         }
     )

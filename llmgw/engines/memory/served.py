@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmgw.core.adapter import GpuKind, GpuNeed, Known, Placed
+from llmgw.engines.lora import lora
 from llmgw.engines.memory import capability
 from llmgw.engines.memory.footprint import GIB, Footprint, Line, Split, cache_bytes
 from llmgw.engines.memory.measured import amounts, measure, measurement_key
@@ -254,15 +255,13 @@ def _activations(weights: Weights) -> float:
 
 def adapter_bytes(model: DesiredModel, weights: Weights) -> int:
     """What vLLM sets aside for as many adapters at once as are asked for: two thin matrices beside each of a layer's seven."""
-    if not model.spec.adapters:
+    if (found := lora(model)) is None:
         return 0
-    loaded_at_once = model.spec.max_loaded_adapters or len(model.spec.adapters)
-    rank = max(adapter.rank for adapter in model.spec.adapters)
     head = weights.hidden // weights.heads if weights.heads else 0
     keys = weights.kv_heads * head
     inner = weights.feed_forward or 4 * weights.hidden
     thin = 4 * weights.hidden + 2 * (weights.hidden + keys) + 3 * (weights.hidden + inner)
-    return loaded_at_once * rank * weights.layers * thin * 2
+    return found.slots * found.set_aside * weights.layers * thin * 2
 
 
 # ---- what does not divide ------------------------------------------------------------------------------
