@@ -44,6 +44,9 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "history": Entry("look:history", "Show what was changed, when and by whom."),
         "logs": Entry("look:logs", "Print what a replica's engine wrote."),
         "endpoints": Entry("look:endpoints", "Print the URL and key of every ready replica."),
+        "engine-check": Entry(
+            "engine_check:engine_check", "Ask the engines on the nodes whether they know every flag."
+        ),
     },
     "Nodes": {
         "node": Entry("nodes:node", "Add, look at, set up and remove nodes."),

@@ -9,7 +9,7 @@ of it. Another digest is another directory: what runs keeps running on the one i
 from llmgw import __version__
 from llmgw.engines.environment import escape
 from llmgw.model import ids
-from llmgw.model.launch import InstallSpec, Program
+from llmgw.model.launch import HelpSpec, InstallSpec, Program
 from llmgw.model.manifest import Engine, NodeSpec, Pip
 
 
@@ -21,12 +21,13 @@ def install(
     version: str,
     program: Program | None = None,
     requirements: tuple[str, ...] = (),
+    help_: HelpSpec | None = None,
 ) -> InstallSpec | None:
     """None when the profile names a path: somebody else has installed the engine."""
     if engine.path is not None:
         return None
     if engine.url is not None and program is not None:
-        return _archive(engine, version=version, program=program)
+        return _archive(engine, version=version, program=program, help_=help_)
     source = pip if requirements else Pip()
     programs = (program,) if program is not None else ()
     digest = ids.digest(
@@ -51,10 +52,11 @@ def install(
         index_url=source.index_url,
         wheel_dir=source.wheel_dir,
         python=node.python,
+        help=help_,
     )
 
 
-def _archive(engine: Engine, *, version: str, program: Program) -> InstallSpec:
+def _archive(engine: Engine, *, version: str, program: Program, help_: HelpSpec | None) -> InstallSpec:
     """Nothing but what is in the archive: neither Python nor packages nor our programs have a part in it."""
     digest = ids.digest(
         {
@@ -72,6 +74,7 @@ def _archive(engine: Engine, *, version: str, program: Program) -> InstallSpec:
         url=engine.url,
         sha256=engine.sha256,
         finds=(program.install_as,),
+        help=help_,
     )
 
 

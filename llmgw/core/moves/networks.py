@@ -20,7 +20,10 @@ def untrue_labels(round_: Round) -> Iterator[Notice]:
 
 def shortcomings(round_: Round) -> Iterator[Notice]:
     """Of the replicas that this plan starts."""
+    started = round_.book.started()
     for replica, network in sorted(round_.book.networks.items()):
+        if replica not in started:
+            continue
         yield from (Notice(text=f"{replica}: {note}") for note in network.notes)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from llmgw.core.amounts import at, names, plural, span
+from llmgw.core.moves import flags
 from llmgw.core.moves.departure import depart
 from llmgw.core.moves.nearest import nearest
 from llmgw.core.moves.round import Copy, Round
@@ -63,11 +64,16 @@ def _create(round_: Round, want: Want, goal: DesiredModel, decision: Decision) -
     if (failed := failing(jobs)) is not None:
         _block(round_, want, "job-failed", job_failed(failed), placement=decision)
         return
+    replica = stand.next_id(goal, want.ordinal)
+    verdicts = flags.verdicts(round_, goal, replica, decision.ranks)
+    if unknown := flags.refusal(verdicts):
+        _block(round_, want, "unknown-flag", unknown, placement=decision)
+        return
     if _size_untold(round_, want, goal, decision, jobs):
         return
+    decision = replace(decision, reasons=(*decision.reasons, *flags.untold(verdicts)))
     if goal.profile.nodes > 1:
         _tell_jobs(round_, want, jobs)
-    replica = stand.next_id(goal, want.ordinal)
     started = round_.book.start(goal, replica, decision.ranks, reason=want.reason)
     published = _publish(round_, goal, replica, started)
     if keep is not None:
@@ -113,9 +119,15 @@ def _make_room(
         reason = f"{job_failed(failed)}; {keep.replica.id} serves on"
         _block(round_, want, "job-failed", reason, placement=decision)
         return
+    replica = stand.next_id(goal, want.ordinal)
+    verdicts = flags.verdicts(round_, goal, replica, decision.ranks)
+    if unknown := flags.refusal(verdicts):
+        reason = f"{unknown}; {keep.replica.id} serves on"
+        _block(round_, want, "unknown-flag", reason, placement=decision)
+        return
     if _size_untold(round_, want, goal, decision, jobs):
         return
-    replica = stand.next_id(goal, want.ordinal)
+    decision = replace(decision, reasons=(*decision.reasons, *flags.untold(verdicts)))
     before: tuple[str, ...] = ()
     if lacking(jobs):
         ordered = round_.book.order(jobs, model=goal.name)

@@ -1,0 +1,1 @@
+"""Whether an engine knows the flags that it would be started with, by its own help."""

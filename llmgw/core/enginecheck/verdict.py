@@ -1,0 +1,89 @@
+"""What is known of an engine on a node, and what that says of a command line: all flags known, some not, or nobody can tell
+yet. The plan and ``engine-check`` read the same verdict.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from llmgw.core.enginecheck.compare import nearest, plain, unknown_flags, words_after
+from llmgw.model.facts import EngineFact, Facts
+from llmgw.model.launch import ENGINE, HelpSpec, LaunchSpec
+
+UNTIL_INSTALLED = "unknown until installed"
+UNTIL_READ = "unknown until its help is read"
+NO_HELP = "nobody can ask it for its flags"
+MAX_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unknown:
+    """A flag that the engine does not know, and the nearest that it does (may be empty)."""
+
+    flag: str
+    near: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """``untold`` says why nobody can tell; empty: ``unknown`` is all that is wrong with the flags. ``elsewhere`` is where the
+    program lies whose help it is, when the command line names another place."""
+
+    engine: str
+    node: str
+    unknown: tuple[Unknown, ...] = ()
+    untold: str = ""
+    elsewhere: str = ""
+
+
+def engine_on(facts: Facts | None, *, digest: str | None, path: str | None) -> EngineFact | None:
+    """What is known of the engine that a launch would use there."""
+    for engine in facts.engines if facts is not None else ():
+        if digest is not None and engine.digest == digest:
+            return engine
+        if digest is None and path is not None and not engine.digest and engine.path == path:
+            return engine
+    return None
+
+
+def judge(
+    spec: HelpSpec | None, launches: Sequence[LaunchSpec], *, engine: EngineFact | None, name: str, node: str
+) -> Verdict:
+    """Of the engine processes of ``launches``, which all use ``engine``; ``name`` is what people call it."""
+    verdict = Verdict(engine=name, node=node)
+    if spec is None:
+        return replace(verdict, untold=NO_HELP)
+    if engine is None:
+        by_path = any(launch.engine is None for launch in launches)
+        return replace(verdict, untold=UNTIL_READ if by_path else UNTIL_INSTALLED)
+    if engine.flags is None:
+        problem = engine.flags_problem
+        return replace(verdict, untold=f"unknown: {problem}" if problem else UNTIL_READ)
+    found = {
+        flag: Unknown(flag=flag, near=nearest(flag, engine.flags))
+        for launch in launches
+        for flag in unknown_flags(spec, _words(spec, launch), engine.flags)
+    }
+    return replace(verdict, unknown=tuple(found.values()), elsewhere=engine.program)
+
+
+def told(verdict: Verdict) -> str:
+    """Why nothing may be started by such a command line; empty: nothing stands against it."""
+    on = f"{verdict.engine} on {verdict.node}"
+    if verdict.elsewhere:
+        return f"{on} is not where it would be started, but at {verdict.elsewhere}: write engine.path: {verdict.elsewhere}"
+    if not verdict.unknown:
+        return ""
+    named = ", ".join(_named(each) for each in verdict.unknown[:MAX_NAMED])
+    more = len(verdict.unknown) - MAX_NAMED
+    return f"{on} does not know {named}" + (f" and {more} more" if more > 0 else "")
+
+
+def _named(unknown: Unknown) -> str:
+    return f"{unknown.flag} (nearest: {unknown.near})" if unknown.near else unknown.flag
+
+
+def _words(spec: HelpSpec, launch: LaunchSpec) -> tuple[str, ...]:
+    """Behind the engine's command. A rank that only joins others runs another program, whose flags nobody has asked for."""
+    engine = next(process for process in launch.processes if process.name == ENGINE)
+    words = words_after(spec, engine.argv)
+    return tuple(plain(word) for word in words or ())
