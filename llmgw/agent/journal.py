@@ -14,6 +14,7 @@ from llmgw.clock import Clock
 from llmgw.model.problems import StalledError
 from llmgw.model.report import JournalEntry
 from llmgw.wire import codec
+from llmgw.wire.messages import NO_JOURNAL
 
 KEEP = 5_000
 """Entries kept: at one restart loop a minute and 4 entries each, most of a day."""
@@ -79,7 +80,9 @@ class FileJournalStore:
     def append(self, line: bytes) -> None:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.write(descriptor, line + b"\n")
+            left = line + b"\n"
+            while left:  # a disk that fills up takes a part, and refuses the rest
+                left = left[os.write(descriptor, left) :]
         finally:
             os.close(descriptor)
 
@@ -151,6 +154,8 @@ class Journal:
 
     def after(self, number: int) -> tuple[JournalEntry, ...]:
         """The oldest entries above ``number``, bounded in count and size: the rest comes with the next report."""
+        if number >= NO_JOURNAL:
+            return ()
         self.last = max(self.last, number)
         found: list[JournalEntry] = []
         size = 0

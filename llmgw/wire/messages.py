@@ -47,6 +47,8 @@ from llmgw.model.weights import Inspection
 PROTOCOL = "1.0"
 MAX_LINE = 4 * 1024 * 1024
 """Bytes of one message. A report of 16 shards with their last exits is about 100 kB."""
+NO_JOURNAL = 2**53
+"""As ReportParams.journal_after: the entries are not wanted. No journal counts so far."""
 
 METHODS = (
     "hello",

@@ -8,6 +8,7 @@ from pathlib import Path
 from llmgw.agent.journal import MAX_READ, FileJournalStore, Journal, MemoryJournalStore
 from llmgw.clock import FakeClock
 from llmgw.model.report import JournalEntry
+from llmgw.wire.messages import NO_JOURNAL
 
 CLOCK = FakeClock(datetime(2030, 1, 1, tzinfo=timezone.utc))
 
@@ -27,6 +28,13 @@ def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
     second = journal_in(tmp_path)
     assert second.after(0) == first.after(0)
     assert second.append("job", "a", "three").number == 3
+
+
+def test_who_wants_no_entries_moves_no_number(tmp_path: Path) -> None:
+    journal = journal_in(tmp_path)
+    journal.append("job", "a", "one")
+    assert journal.after(NO_JOURNAL) == ()
+    assert journal.append("job", "a", "two").number == 2
 
 
 def test_the_file_is_only_the_owners(tmp_path: Path) -> None:

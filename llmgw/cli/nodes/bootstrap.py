@@ -17,12 +17,11 @@ from llmgw.controller.passes.onenode import bootstrapping
 from llmgw.controller.passes.progress import Silent
 from llmgw.controller.passes.reconcile import one_pass
 from llmgw.controller.passes.values import PassRequest, PassResult
-from llmgw.controller.passes.watch import NO_JOURNAL
 from llmgw.core.amounts import names, plural
 from llmgw.model.desired import DesiredNode
 from llmgw.model.problems import LlmgwError, NoAgentError, StalledError
 from llmgw.model.report import Report
-from llmgw.wire.messages import ReportParams
+from llmgw.wire.messages import NO_JOURNAL, ReportParams
 
 
 class Told(Silent):

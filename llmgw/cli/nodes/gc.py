@@ -17,12 +17,11 @@ from llmgw.controller.passes.observe import NODE_TIMEOUT
 from llmgw.controller.passes.progress import Silent
 from llmgw.controller.passes.reconcile import one_pass
 from llmgw.controller.passes.values import PassRequest
-from llmgw.controller.passes.watch import NO_JOURNAL
 from llmgw.core.amounts import plural, size
 from llmgw.model.desired import DesiredNode
 from llmgw.model.report import Report, Stored
 from llmgw.wire.codec import to_json
-from llmgw.wire.messages import ReportParams, StorageParams, StorageResult
+from llmgw.wire.messages import NO_JOURNAL, ReportParams, StorageParams, StorageResult
 
 FORMAT_VERSION = 1
 LOOK_WITHIN = 120.0

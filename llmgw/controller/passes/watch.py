@@ -13,15 +13,13 @@ from llmgw.controller.passes.values import PassResult
 from llmgw.model.desired import DesiredNode
 from llmgw.model.problems import LlmgwError
 from llmgw.model.report import JobState, Reach, Report, ShardState
-from llmgw.wire.messages import ReportParams, WatchEvent, WatchParams
+from llmgw.wire.messages import NO_JOURNAL, ReportParams, WatchEvent, WatchParams
 
 GATHER = 0.1
 """Seconds to wait after a wake-up: ranks and replicas get ready in groups."""
 BEGUN_WITHIN = 20.0
 """Seconds for a stream to begin: over SSH a channel is opened and a bridge started first, on a machine that may be busy."""
 REPORT_TIMEOUT = 20.0
-NO_JOURNAL = 2**53
-"""A journal number that no agent reaches: the entries are not wanted."""
 
 _WAKING_SHARD = frozenset(
     state.value for state in (ShardState.READY, ShardState.STOPPED, ShardState.FAILED, ShardState.BACKOFF)
