@@ -278,6 +278,10 @@ class JobGate(Protocol):
         """Directory of an engine that is installed, whole and verified."""
         ...
 
+    def engine_flags(self, digest: str) -> tuple[str, ...] | None:
+        """What that engine knows by its own help; None: it has not told."""
+        ...
+
     def weights_path(self, digest: str) -> str | None:
         """Path of weights that are fetched, whole and verified."""
         ...

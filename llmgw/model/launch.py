@@ -101,6 +101,7 @@ class Expect:
     gids: Mapping[str, str] = field(default_factory=dict)  # "mlx5_0:1:3" -> GID
     ports_free: tuple[int, ...] = ()
     engine: str | None = None  # digest of the installed engine
+    flags: tuple[str, ...] = ()  # that this engine knows, by its own help, if it has told any
     weights: str | None = None  # digest of the fetched weights
 
 

@@ -140,6 +140,9 @@ class Jobs:
     def engine_path(self, digest: str) -> str | None:
         return next((engine.path for engine in self.targets.engines() if engine.digest == digest), None)
 
+    def engine_flags(self, digest: str) -> tuple[str, ...] | None:
+        return next((engine.flags for engine in self.targets.engines() if engine.digest == digest), None)
+
     def weights_path(self, digest: str) -> str | None:
         return next((found.path for found in self.targets.weights() if found.digest == digest), None)
 

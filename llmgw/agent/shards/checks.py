@@ -43,6 +43,8 @@ async def held(port: int, found: tuple[int, str | None], spawner: Spawner) -> st
 async def _engine_and_weights(spec: LaunchSpec, node: NodeChecks, jobs: JobGate) -> str | None:
     if spec.expect.engine and jobs.engine_path(spec.expect.engine) is None:
         return f"engine {spec.expect.engine[:8]} is not installed here"
+    if unknown := _unknown_flags(spec.expect, jobs):
+        return f"engine {spec.expect.engine[:8] if spec.expect.engine else ''} does not know {', '.join(unknown)}, by its own help"
     if spec.expect.weights and jobs.weights_path(spec.expect.weights) is None:
         return f"weights {spec.expect.weights[:8]} are not here"
     for what, path in (("engine", engine_of(spec, jobs)), ("weights", weights_of(spec, jobs))):
@@ -52,6 +54,11 @@ async def _engine_and_weights(spec: LaunchSpec, node: NodeChecks, jobs: JobGate)
     if weights is not None and (barred := await node.barred(weights)):
         return f"the engine may not read {barred}: chmod o+rX it and the folders above it"
     return None
+
+
+def _unknown_flags(expect: Expect, jobs: JobGate) -> tuple[str, ...]:
+    known = jobs.engine_flags(expect.engine) if expect.engine else None
+    return tuple(flag for flag in expect.flags if flag not in known) if known is not None else ()
 
 
 def engine_of(spec: LaunchSpec, jobs: JobGate) -> str | None:

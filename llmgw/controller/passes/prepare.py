@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from llmgw.controller.fleet import Fleet
+from llmgw.controller.passes.helps import have_read
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.observe import observe, unasked
 from llmgw.controller.passes.weigh import weigh
@@ -64,6 +65,7 @@ async def prepare(
     else:
         observed = await observe(desired.nodes, stored.record, links, clock=fleet.clock)
         observed = await weigh(fleet, desired, record, observed, links)
+        await have_read(fleet, desired, observed, links)
     made = await plan_again(fleet, wish, stored=stored, record=record, desired=desired, observed=observed)
     return Prepared(stored=stored, record=record, desired=desired, observed=observed, plan=made)
 

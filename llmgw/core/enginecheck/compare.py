@@ -36,6 +36,15 @@ def unknown_flags(spec: HelpSpec, words: Sequence[str], known: Collection[str]) 
     return tuple(flag for flag in asked_flags(words) if not _knows(spec, flag, known))
 
 
+def must_know(spec: HelpSpec, words: Sequence[str]) -> tuple[str, ...]:
+    """The flags among the words that must stand in the program's help to the letter. Short ones of Python programs are left
+    out: what belongs to the flag and what is its value can't be told without the help."""
+    found = asked_flags(words)
+    if spec.argparse:
+        found = tuple(dict.fromkeys(_long(flag) for flag in found if flag.startswith("--")))
+    return found
+
+
 def nearest(flag: str, known: Collection[str]) -> str:
     """The flag that may have been meant; empty when none is like it. One that only goes on is nearer than one that is spelt
     alike."""
@@ -55,4 +64,9 @@ def _knows(spec: HelpSpec, flag: str, known: Collection[str]) -> bool:
         return False
     if not flag.startswith("--"):
         return flag[:_SHORT] in known
-    return flag.partition(".")[0].replace("_", "-") in known
+    return _long(flag) in known
+
+
+def _long(flag: str) -> str:
+    """As a Python program declares it."""
+    return flag.partition(".")[0].replace("_", "-")

@@ -5,7 +5,7 @@ yet. The plan and ``engine-check`` read the same verdict.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from llmgw.core.enginecheck.compare import nearest, plain, unknown_flags, words_after
+from llmgw.core.enginecheck.compare import must_know, nearest, plain, unknown_flags, words_after
 from llmgw.model.facts import EngineFact, Facts
 from llmgw.model.launch import ENGINE, HelpSpec, LaunchSpec
 
@@ -64,6 +64,15 @@ def judge(
         for flag in unknown_flags(spec, _words(spec, launch), engine.flags)
     }
     return replace(verdict, unknown=tuple(found.values()), elsewhere=engine.program)
+
+
+def expecting(spec: HelpSpec | None, launch: LaunchSpec) -> LaunchSpec:
+    """The order with the flags that its engine must know, for the agent to look at just before it starts: when the plan was made
+    the engine may not have been installed."""
+    if spec is None or launch.engine is None:
+        return launch
+    flags = must_know(spec, _words(spec, launch))
+    return replace(launch, expect=replace(launch.expect, flags=flags))
 
 
 def told(verdict: Verdict) -> str:

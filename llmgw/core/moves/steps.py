@@ -10,6 +10,7 @@ from enum import Enum
 
 from llmgw.core.adapter import EngineAdapter, NodeContext, Placed, RankNetwork
 from llmgw.core.amounts import names
+from llmgw.core.enginecheck.verdict import expecting
 from llmgw.core.fabric.labels import Labels, labels
 from llmgw.core.fabric.network import Network, network
 from llmgw.core.moves.origins import origins
@@ -180,7 +181,9 @@ class StepBook:
                 pip=self.pip,
                 network=told.ranks,
             )
-            self._launches[replica] = self.adapters[model.profile.engine.name].launch(placed)
+            adapter = self.adapters[model.profile.engine.name]
+            help_ = adapter.help(model)
+            self._launches[replica] = tuple(expecting(help_, spec) for spec in adapter.launch(placed))
         return self._launches[replica]
 
     def _origins(self, model: DesiredModel, spec: LaunchSpec, rank: RankPlacement) -> tuple[Origin, ...]:

@@ -128,6 +128,7 @@ class JobsByHand:
     done: set[str] = field(default_factory=set)
     errors: dict[str, str] = field(default_factory=dict)
     engines: dict[str, str] = field(default_factory=dict)
+    flags: dict[str, tuple[str, ...]] = field(default_factory=dict)  # what engines know by their own help
     weights: dict[str, str] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     forgotten: bool = False  # the agent was restarted, and nobody remembers any job
@@ -159,6 +160,9 @@ class JobsByHand:
 
     def engine_path(self, digest: str) -> str | None:
         return self.engines.get(digest)
+
+    def engine_flags(self, digest: str) -> tuple[str, ...] | None:
+        return self.flags.get(digest)
 
     def weights_path(self, digest: str) -> str | None:
         return self.weights.get(digest)

@@ -136,12 +136,15 @@ def test_weights_that_the_engine_may_not_read_are_told_before_exec() -> None:
         (Expect(gids={"mlx5_0:1:3": "::ffff:0a00:0001"}), "GID 3 of mlx5_0 port 1 is gone"),
         (Expect(engine="e" * 64), "engine eeeeeeee is not installed"),
         (Expect(weights="f" * 64), "weights ffffffff are not here"),
+        (Expect(engine="d" * 64, flags=("--port", "--lora")), "engine dddddddd does not know --lora, by its own"),
     ],
 )
 def test_what_the_plan_expected_is_checked_before_exec_and_named(expect: Expect, why: str) -> None:
     async def story(rig: Rig) -> None:
         rig.node.foreign["GPU-0"] = GpuProcess(pid=4711, user="ann", memory=int(31.9 * GIB))
         rig.node.strangers[18000] = 42
+        rig.jobs.engines["d" * 64] = "/srv/engines/d"
+        rig.jobs.flags["d" * 64] = ("--lora-scaled", "--port")
         shards = await rig.agent()
         launch = spec(expect=expect)
         await shards.start(start(launch))
