@@ -3,6 +3,7 @@ seen in, lines with what to do out. Pure."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from llmgw.agent.doctor.looking import Entry, Looks
 from llmgw.core.symptoms import symptoms
@@ -128,12 +129,12 @@ def _policy(seen: Seen) -> Iterator[Check]:
 
 
 def _orders(seen: Seen) -> Iterator[Check]:
-    for name in seen.looks.unreadable:
-        shard = name.removesuffix(".json")
+    for path in seen.looks.unreadable:
+        shard = PurePath(path).name.removesuffix(".json")
         yield fail(
             "orders",
-            f"the order of shard {shard} can't be read; it is kept in {seen.work}/shards/unreadable",
-            "the next `llmgw apply` sends it again; `llmgw-agent stop` ends what still runs of it",
+            f"the order of shard {shard} can't be read; it lies in {path}",
+            f"the next `llmgw apply` sends it again; `llmgw-agent stop {shard}` ends what still runs of it",
         )
     if not seen.looks.unreadable and seen.report is not None:
         yield well("orders", f"{len(seen.report.shards)}, all readable")
@@ -160,7 +161,7 @@ def _strays(seen: Seen) -> Iterator[Check]:
         yield warn(
             "leftovers",
             f"processes of shard {shard} live, and nobody has an order for it",
-            "start the agent anew: it ends what is provably its own and in no order",
+            f"the next `llmgw apply` sends its order again or stops it; by hand: `llmgw-agent stop {shard}` ends it",
         )
     if not seen.strays:
         yield well("leftovers", "no process of ours without an order")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmgw.agent.settings import FOLDERS, SHARED_MODE, Layout
+from llmgw.agent.shards.orders import read_order
 from llmgw.model.report import JournalEntry
 from llmgw.wire import codec
 from llmgw.wire.setup import SETTINGS
@@ -23,6 +24,7 @@ TIME_ERROR = 5
 TIMEX_SIZE = 512
 """Bytes of its answer, with room: 208 on 64-bit Linux."""
 MAX_GAPS = 20
+MAX_ORDER = 16 * 1024 * 1024
 MAX_JOURNAL = 16 * 1024 * 1024
 
 
@@ -48,7 +50,7 @@ class User:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looks:
-    """``gaps`` are the numbers that the journal lacks, from and to; ``kept_ports`` those that the kernel never hands out by
+    """``unreadable``: files of orders; ``gaps`` are the numbers that the journal lacks, from and to; ``kept_ports`` those that the kernel never hands out by
     itself; ``clock_kept`` None: it can't be told."""
 
     socket: Entry
@@ -77,7 +79,7 @@ def look(places: Layout, *, engine_user: str | None) -> Looks:
         entries=tuple(_entry(path, mode) for path, mode in wanted.items()),
         user=_user(engine_user),
         own_user=os.geteuid(),
-        unreadable=_names(work / "shards" / "unreadable"),
+        unreadable=(*_unreadable(work / "shards"), *_paths(work / "shards" / "unreadable")),
         gaps=gaps,
         journal_error=journal_error,
         kept_ports=_ranges(_text(Path("/proc/sys/net/ipv4/ip_local_reserved_ports"))),
@@ -122,9 +124,26 @@ def _group(name: str) -> int | None:
         return None
 
 
-def _names(folder: Path) -> tuple[str, ...]:
+def _unreadable(folder: Path) -> tuple[str, ...]:
+    """Orders that the next agent will move aside."""
+    return tuple(path for path in _paths(folder) if path.endswith(".json") and not _is_order(Path(path)))
+
+
+def _is_order(path: Path) -> bool:
     try:
-        return tuple(sorted(entry.name for entry in folder.iterdir()))
+        with path.open("rb") as file:
+            read_order(path.name.removesuffix(".json"), file.read(MAX_ORDER))
+    except FileNotFoundError:  # forgotten meanwhile
+        return True
+    except (OSError, codec.CodecError):
+        return False
+    return True
+
+
+def _paths(folder: Path) -> tuple[str, ...]:
+    """What begins with a dot is being written."""
+    try:
+        return tuple(sorted(str(entry) for entry in folder.iterdir() if not entry.name.startswith(".")))
     except OSError:
         return ()
 

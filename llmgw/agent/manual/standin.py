@@ -21,10 +21,10 @@ from llmgw.agent.logsink import log_to, secret_values
 from llmgw.agent.policy import PolicyFile, policy_path
 from llmgw.agent.seams import Running
 from llmgw.agent.settings import Layout, layout, make_folders, pretended_bytes, read_settings
-from llmgw.agent.shards import autopsy, proc, reports
+from llmgw.agent.shards import adoption, autopsy, proc, reports
 from llmgw.agent.shards.keeper import Shards
 from llmgw.agent.shards.logs import LogBook
-from llmgw.agent.shards.orders import FOLDER, Orders, StoredOrder
+from llmgw.agent.shards.orders import FOLDER, Orders, StoredOrder, read_order
 from llmgw.agent.shards.processes import ShimSpawner
 from llmgw.clock import SystemClock
 from llmgw.model.facts import Facts
@@ -61,16 +61,21 @@ class Node:
     async def orders(self) -> tuple[StoredOrder, ...]:
         """Those that can be read; the doctor tells of the others."""
         found = []
-        for data in (await FileDisk(self.places.work).read_all(FOLDER)).values():
+        for name, data in (await FileDisk(self.places.work).read_all(FOLDER)).items():
             try:
-                found.append(codec.loads(StoredOrder, data, strict=False))
+                found.append(read_order(name.removesuffix(".json"), data))
             except codec.CodecError:  # noqa: PERF203 - one broken order must not hide the others
                 continue
         return tuple(sorted(found, key=lambda order: order.spec.shard))
 
     async def shards(self) -> tuple[ShardReport, ...]:
-        """As their orders say, and what really runs of them."""
-        return tuple([await self._shard(order) for order in await self.orders()])
+        """As their orders say, and what really runs of them; and what runs without an order that can be read."""
+        orders = await self.orders()
+        now, boot_id = SystemClock().now(), proc.boot_id()
+        for stray in await self.spawner.strays(frozenset(str(order.spec.shard) for order in orders)):
+            why = "its order is gone or can't be read"
+            orders = (*orders, adoption.nameless(stray, why, now=now, boot_id=boot_id))
+        return tuple([await self._shard(order) for order in orders])
 
     async def _shard(self, order: StoredOrder) -> ShardReport:
         name = order.spec.shard
@@ -80,7 +85,8 @@ class Node:
         seen = reports.Seen(engine=engine, by_hand=order.by_hand)
         report = reports.report(order.spec, order.life, seen)
         runs = f"its engine runs, pid {report.pid}" if report.pid else "nothing of it is known to run"
-        told = f"by its order, no agent watches it; {runs}"
+        said = "by its order, " if order.spec.processes[-1].argv else ""
+        told = f"{said}no agent watches it; {runs}"
         return replace(report, reason=f"{report.reason}; {told}" if report.reason else told)
 
     async def logs(self, shard: str, lines: int, *, follow: bool) -> AsyncIterator[LogLine]:

@@ -1,19 +1,25 @@
 """What an earlier agent left: each order is looked at before the first report, and its shard goes on from what is
 found. Nothing is started or stopped here."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from llmgw.agent.seams import Running
 from llmgw.agent.shards import autopsy, late
-from llmgw.agent.shards.orders import StoredOrder
+from llmgw.agent.shards.orders import SAFE_SHARD, Found, StoredOrder
 from llmgw.agent.shards.surroundings import Surroundings
-from llmgw.core.life import LIVE, Adopted, Event, Exited, Life, Rebooted, Resumed
+from llmgw.core.life import LIVE, Adopted, Event, Exited, Rebooted, Resumed, StopAsked
+from llmgw.core.lifecycle import newborn
 from llmgw.model.claims import Claims
 from llmgw.model.ids import ReplicaId, ShardId, parse_replica_id, parse_shard_id
 from llmgw.model.launch import ENGINE, LaunchSpec, Probes, Process
 from llmgw.model.report import Exit, ShardState
 from llmgw.wire.codec import CodecError
+
+ITS_ORDER = "its order"
+"""As what is lost of a shard of which only the name is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,24 +42,62 @@ async def look(order: StoredOrder, around: Surroundings) -> Adoption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stray:
-    """A shard of which processes run, and which stands in no order."""
+class Legacy:
+    """Everything that an earlier agent left. ``unreadable``: shard -> what is wrong with its order, to be told as long as it
+    is so; ``strays``: the same of shards that stand in no order and of which processes run."""
 
-    shard: str
-    told: str
-    engine: bool  # is among them
+    adoptions: tuple[Adoption, ...]
+    unreadable: Mapping[str, str]
+    strays: Mapping[str, str]
 
 
-async def strays(known: frozenset[str], around: Surroundings) -> tuple[Stray, ...]:
+async def legacy(around: Surroundings) -> Legacy:
+    found = await around.orders.load()
+    looked = await asyncio.gather(*(look(order, around) for order in found.orders))
+    unreadable = {shard: _unreadable(shard, why) for shard, why in found.unreadable.items()}
+    known = {str(order.spec.shard) for order in found.orders}
+    nameless = [
+        Adoption(order=orphan(shard, why, around), events=(), lost=ITS_ORDER)
+        for shard, why in unreadable.items()
+        if SAFE_SHARD.match(shard) and shard not in known
+    ]
+    strays = [
+        await _stray(shard, around)
+        for shard in await around.spawner.strays(frozenset(known | set(unreadable)))
+    ]
+    return Legacy(
+        adoptions=(*looked, *nameless, *strays),
+        unreadable=unreadable,
+        strays={one.order.spec.shard: one.order.life.reason for one in strays},
+    )
+
+
+async def only(shard: ShardId, found: Found, around: Surroundings) -> Adoption | None:
+    """Of all that an earlier agent left this one shard; None: there is no such shard."""
+    if order := next((one for one in found.orders if one.spec.shard == shard), None):
+        return await look(order, around)
+    if not SAFE_SHARD.match(shard):
+        return None
+    if why := found.unreadable.get(shard):
+        return Adoption(order=orphan(shard, _unreadable(shard, why), around), events=(), lost=ITS_ORDER)
+    return await _stray(shard, around) if await around.spawner.remaining(shard) else None
+
+
+def _unreadable(shard: str, why: str) -> str:
+    return f"the order of shard {shard} can't be read: {why}: stop the shard or start it anew"
+
+
+async def _stray(shard: str, around: Surroundings) -> Adoption:
+    """An engine goes on until its order comes again, or a stop; without an engine nobody can want what runs, and nobody
+    else will ever end it."""
     spawner = around.spawner
-    found = []
-    for shard in await spawner.strays(known):
-        left = await spawner.describe(await spawner.remaining(shard))
-        engine = isinstance(await spawner.find(shard, ENGINE, around.status_file(shard, ENGINE)), Running)
-        what = "start it anew or stop it" if engine else "ended"
-        told = f"{left} of shard {shard} is running, and its order is gone: {what}"
-        found.append(Stray(shard=shard, told=told, engine=engine))
-    return tuple(found)
+    left = await spawner.describe(await spawner.remaining(shard))
+    engine = isinstance(await spawner.find(shard, ENGINE, around.status_file(shard, ENGINE)), Running)
+    what = "start it anew or stop it" if engine else "ended"
+    order = orphan(shard, f"{left} of shard {shard} is running, and its order is gone: {what}", around)
+    if engine:
+        return Adoption(order=order, events=(), lost=ITS_ORDER)
+    return Adoption(order=order, events=(StopAsked(reason="left without its engine"),))
 
 
 async def running_already(spec: LaunchSpec, around: Surroundings) -> tuple[Running, ...]:
@@ -125,8 +169,14 @@ def _without_engine(
     return (ended, Resumed()) if life.state is ShardState.STOPPING else (Resumed(),)
 
 
-def orphan(shard: str, life: Life, boot_id: str) -> StoredOrder:
+def orphan(shard: str, why: str, around: Surroundings) -> StoredOrder:
     """A shard of which only the name is known: its order is lost or unreadable. It can be stopped and forgotten."""
+    return nameless(shard, why, now=around.clock.now(), boot_id=around.settings.boot_id)
+
+
+def nameless(shard: str, why: str, *, now: datetime, boot_id: str) -> StoredOrder:
+    life = newborn(now)
+    failed = replace(life, state=ShardState.FAILED, reason=why, deadline=None, last_error=why)
     parsed = parse_shard_id(shard)
     replica, rank = parsed if parsed is not None else (ReplicaId(shard), 0)
     name = parse_replica_id(replica)
@@ -145,4 +195,4 @@ def orphan(shard: str, life: Life, boot_id: str) -> StoredOrder:
         probes=Probes(port=None),
         claims=Claims(),
     )
-    return StoredOrder(spec=spec, life=life, fence=None, boot_id=boot_id)
+    return StoredOrder(spec=spec, life=failed, fence=None, boot_id=boot_id)

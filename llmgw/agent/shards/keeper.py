@@ -18,7 +18,7 @@ from llmgw.agent.seams import (
     ShardEvents,
     Spawner,
 )
-from llmgw.agent.shards import adoption, claims, reports, tokens
+from llmgw.agent.shards import admission, adoption, reports, tokens
 from llmgw.agent.shards.logs import AGENT, LogBook
 from llmgw.agent.shards.orders import (
     SAFE_SHARD,
@@ -34,7 +34,7 @@ from llmgw.agent.shards.supervisor import Shard
 from llmgw.agent.shards.surroundings import ShardSettings, Surroundings
 from llmgw.agent.shards.witness import Witness
 from llmgw.clock import Clock
-from llmgw.core.life import Adopted, DrainAsked, Event, Life, Ordered, StopAsked
+from llmgw.core.life import Adopted, DrainAsked, Event, Ordered, StopAsked
 from llmgw.core.lifecycle import newborn
 from llmgw.model.facts import Gpu
 from llmgw.model.ids import Fence, ShardId
@@ -110,18 +110,14 @@ class Shards:
         self._housekeeping: asyncio.Task[None] | None = None
 
     async def adopt(self) -> None:
-        found = await self._around.orders.load()
-        looked = await asyncio.gather(*(adoption.look(order, self._around) for order in found.orders))
-        for one in looked:
-            self._begin(one.order, *one.events, running=one.running, secrets=one.secrets, lost=one.lost)
-        for shard, why in found.unreadable.items():
-            self._unreadable[shard] = (
-                f"the order of shard {shard} can't be read: {why}: stop the shard or start it anew"
-            )
-            self._around.events(reports.problem(shard, self._unreadable[shard]))
-            if SAFE_SHARD.match(shard) and shard not in self._shards:
-                self._begin(self._orphan(shard, self._unreadable[shard]), lost="its order")
-        await self._take_in_strays()
+        left = await adoption.legacy(self._around)
+        self._unreadable.update(left.unreadable)
+        for one in left.adoptions:
+            self._take(one)
+        for told in left.strays.values():
+            log.warning("%s", told)
+        for shard, told in (*left.unreadable.items(), *left.strays.items()):
+            self._around.events(reports.problem(shard, told))
         # A report may not show what an earlier agent knew of an engine that has died since.
         await asyncio.gather(*(shard.settled() for shard in self._shards.values()))
         if self._around.settings.housekeeping:
@@ -130,27 +126,12 @@ class Shards:
     async def attend(self, name: ShardId) -> None:
         """Instead of adopting, for one command while no agent runs: this shard is taken in hand, the others are only known
         for what they claim."""
-        for order in (await self._around.orders.load()).orders:
+        found = await self._around.orders.load()
+        for order in found.orders:
             if order.spec.shard != name:
                 self._shards[order.spec.shard] = Shard(order, self._around, {})
-                continue
-            one = await adoption.look(order, self._around)
-            shard = self._begin(
-                one.order, *one.events, running=one.running, secrets=one.secrets, lost=one.lost
-            )
-            await shard.settled()
-
-    async def _take_in_strays(self) -> None:
-        """Processes that are provably ours and stand in no order. An engine goes on until its order comes again, or a stop;
-        without an engine nobody can want them, and nobody else will ever end them."""
-        for stray in await adoption.strays(frozenset((*self._shards, *self._unreadable)), self._around):
-            orphan = self._orphan(stray.shard, stray.told)
-            if stray.engine:
-                self._begin(orphan, lost="its order")
-            else:
-                self._begin(orphan, StopAsked(reason="left without its engine"))
-            log.warning("%s", stray.told)
-            self._around.events(reports.problem(stray.shard, stray.told))
+        if one := await adoption.only(name, found, self._around):
+            await self._take(one).settled()
 
     # ---- Commands -----------------------------------------------------------------------------------------
 
@@ -169,7 +150,12 @@ class Shards:
     ) -> Accepted:
         """In place of what has ended under that name."""
         existing = self._shards.get(spec.shard)
-        await self._allow(spec)
+        held = {
+            name: shard.spec.claims
+            for name, shard in sorted(self._shards.items())
+            if not shard.terminal and name != spec.shard
+        }
+        await admission.allow(spec, held, self._around)
         there = await self._there_already(existing, spec)
         order = StoredOrder(
             spec=spec,
@@ -178,7 +164,7 @@ class Shards:
             boot_id=self._around.settings.boot_id,
             by_hand=by_hand,
         )
-        await self._write(order, secrets)
+        await admission.write(order, secrets, self._around)
         if existing is not None:
             await existing.close()
         await self._readable_again(spec.shard)
@@ -208,7 +194,7 @@ class Shards:
         state = shard.life.state
         if state not in DRAINABLE | ENDING:
             raise AgentError(
-                f"draining shard {shard.spec.shard}: it is {state.value} ({shard.life.reason}), so nothing is in flight:"
+                f"draining shard {shard.spec.shard}: it is {_as_it_is(shard)}, so nothing is in flight:"
                 " stop it instead",
                 code=CONFLICT,
             )
@@ -236,7 +222,7 @@ class Shards:
             return Accepted(shard=shard.report(), detail=shard.problem)
         if not shard.terminal:
             raise AgentError(
-                f"by hand, starting shard {params.shard}: it is {shard.life.state.value} ({shard.life.reason}): stop it"
+                f"by hand, starting shard {params.shard}: it is {_as_it_is(shard)}: stop it"
                 " first to start it anew",
                 code=CONFLICT,
             )
@@ -262,7 +248,8 @@ class Shards:
             if not SAFE_SHARD.match(params.shard) or not await self._around.spawner.remaining(params.shard):
                 return Accepted(detail="not known here: nothing to stop")
             # Its order is gone, and yet processes carry its mark.
-            shard = self._begin(self._orphan(params.shard, "found running without an order"), asked)
+            found = adoption.orphan(params.shard, "found running without an order", self._around)
+            shard = self._begin(found, asked)
             return Accepted(
                 shard=shard.report(), detail="its order was gone; its processes are being stopped"
             )
@@ -365,6 +352,9 @@ class Shards:
 
     # ---- Inside -----------------------------------------------------------------------------------------------
 
+    def _take(self, one: adoption.Adoption) -> Shard:
+        return self._begin(one.order, *one.events, running=one.running, secrets=one.secrets, lost=one.lost)
+
     def _begin(
         self,
         order: StoredOrder,
@@ -382,40 +372,10 @@ class Shards:
         shard = self._shards.get(name)
         if shard is None:
             raise AgentError(
-                f"{doing} shard {name[:200]}: there is no such shard on this node", code=NOT_FOUND
+                f"{doing} shard {name[:200]}: there is no such shard on this node: `llmgw-agent status` there lists them",
+                code=NOT_FOUND,
             )
         return shard
-
-    def _orphan(self, name: str, reason: str) -> StoredOrder:
-        life = newborn(self._around.clock.now())
-        failed: Life = replace(life, state=ShardState.FAILED, reason=reason, deadline=None, last_error=reason)
-        return adoption.orphan(name, failed, self._around.settings.boot_id)
-
-    async def _allow(self, spec: LaunchSpec) -> None:
-        """By the machine's own rules, and beside what is live."""
-        gpus = await self._around.gpus.sample() if spec.claims.gpus else ()
-        if forbidden := self._around.rules.start(spec, gpus):
-            raise AgentError(f"starting shard {spec.shard}: {forbidden}", code=POLICY)
-        held = {
-            name: shard.spec.claims
-            for name, shard in sorted(self._shards.items())
-            if not shard.terminal and name != spec.shard
-        }
-        total = await self._around.node.memory_total() if spec.claims.memory else 0
-        total = max(total - self._around.rules.memory_kept(), 1) if total else 0
-        if why := claims.conflict(spec.claims, held, gpus=gpus, memory_total=total):
-            raise AgentError(f"starting shard {spec.shard}: {why}", code=CONFLICT)
-
-    async def _write(self, order: StoredOrder, secrets: Mapping[str, str]) -> None:
-        """Before anything starts."""
-        shard = order.spec.shard
-        try:
-            await self._around.orders.save_secrets(shard, secrets)
-            await self._around.orders.save(order)
-        except StalledError as wrong:
-            raise AgentError(
-                f"starting shard {shard}: {wrong}: nothing was started", code=NO_SPACE
-            ) from wrong
 
     async def _readable_again(self, shard: str) -> None:
         if self._unreadable.pop(shard, None) is not None:
@@ -430,3 +390,8 @@ class Shards:
                     await self._around.logs.empty_large(name, names)
                 except Exception:
                     log.exception("shard %s: emptying its logs", name)
+
+
+def _as_it_is(shard: Shard) -> str:
+    life = shard.life
+    return f"{life.state.value} ({life.reason})" if life.reason else life.state.value

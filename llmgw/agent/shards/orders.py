@@ -112,7 +112,7 @@ class Orders:
         for name, data in sorted((await self._disk.read_all(FOLDER)).items()):
             shard = name.removesuffix(".json")
             try:
-                orders.append(_read(shard, data))
+                orders.append(read_order(shard, data))
             except codec.CodecError as wrong:
                 unreadable[shard] = str(wrong)
                 await self._disk.move(f"{FOLDER}/{name}", f"{FOLDER}/{ASIDE}/{name}")
@@ -137,7 +137,8 @@ def needed(specs: Iterable[LaunchSpec], unreadable: Iterable[str]) -> Mapping[st
     return found
 
 
-def _read(shard: str, data: bytes) -> StoredOrder:
+def read_order(shard: str, data: bytes) -> StoredOrder:
+    """Raises CodecError when it is none, or not this shard's."""
     order = codec.loads(StoredOrder, data, strict=False)
     if order.format != FORMAT:
         raise codec.CodecError(f"its format is {order.format}, this agent reads {FORMAT}")

@@ -173,7 +173,7 @@ STRANGER = replace(GPU, processes=(GpuProcess(pid=9, user="bob", memory=GIB, com
         (seen(facts=replace(FACTS, gpus=(STRANGER,))), "gpu processes", "warn", "pid 9 of user bob", "ask"),
         (seen(facts=replace(FACTS, hca_ports=(FAILING,))), "adapters", "warn", "DOWN (Polling)", "cable"),
         (
-            seen(looks=replace(LOOKS, unreadable=("s.json",))),
+            seen(looks=replace(LOOKS, unreadable=("/w/shards/s.json",))),
             "orders",
             "fail",
             "shard s can't be read",
@@ -204,7 +204,7 @@ STRANGER = replace(GPU, processes=(GpuProcess(pid=9, user="bob", memory=GIB, com
             ),
             *("jobs", "fail", "fetch-1 (w): 404", "apply"),
         ),
-        (seen(strays=("chat-1-r0",)), "leftovers", "warn", "chat-1-r0", "anew"),
+        (seen(strays=("chat-1-r0",)), "leftovers", "warn", "chat-1-r0", "`llmgw-agent stop chat-1-r0`"),
         (seen(looks=replace(LOOKS, gaps=((3, 5),))), "journal", "warn", "entries 3 to 5", "know"),
         (seen(looks=replace(LOOKS, journal_error="broken")), "journal", "fail", "broken", "disk"),
         (seen(looks=replace(LOOKS, clock_kept=False)), "clock", "warn", "nothing keeps it", "chrony"),
@@ -237,6 +237,8 @@ def test_the_look_reads_a_real_work_directory(tmp_path: Path) -> None:
     (tmp_path / "agent.json").touch(0o600)
     (tmp_path / "logs").chmod(0o755)
     (tmp_path / "shards" / "unreadable" / "s.json").touch()
+    (tmp_path / "shards" / "half.json").write_bytes(b'{"spec": ')
+    (tmp_path / "shards" / ".written-now.json.new").touch()
     places.journal.write_bytes(
         b"".join(
             b'{"number": %d, "at": "2030-01-01T00:00:00Z", "kind": "x", "subject": "", "text": ""}\n' % number
@@ -247,7 +249,8 @@ def test_the_look_reads_a_real_work_directory(tmp_path: Path) -> None:
     found = look(places, engine_user="nobody-of-that-name")
     assert found.socket.mode is None
     assert [entry.path for entry in found.entries if entry.mode != entry.wanted] == [str(tmp_path / "logs")]
-    assert found.unreadable == ("s.json",)
+    folder = tmp_path / "shards"
+    assert found.unreadable == (str(folder / "half.json"), str(folder / "unreadable" / "s.json"))
     assert found.gaps == ((3, 4),)
     assert found.user == User(name="nobody-of-that-name", uid=None)
     assert places.journal.read_bytes().endswith(b'{"number": 9')

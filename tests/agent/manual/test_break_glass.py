@@ -115,6 +115,15 @@ def test_without_an_agent_everything_is_done_past_it(tmp_path: Path) -> None:
         assert adopted.by_hand is not None
         assert (adopted.by_hand.verb, adopted.by_hand.by) == ("started", "ann")
 
+        machine.kill_agent(node)
+        (work / "shards" / f"{SHARD}.json").write_text('{"spec": ')
+        (shard,) = (await parsed(work, "status"))["shards"]
+        assert (shard["pid"], shard["reason"][:17]) == (adopted.pid, "its order is gone")
+        assert f"stop {SHARD}` ends what still runs" in (await type_in(work, "doctor")).out
+        stopped = await type_in(work, "stop", SHARD)
+        assert stopped.code == 0, stopped
+        assert not psutil.pid_exists(shard["pid"])
+
     on_machine(tmp_path, main)
 
 

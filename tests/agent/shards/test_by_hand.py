@@ -184,6 +184,27 @@ def test_for_one_command_without_an_agent_the_others_are_only_known() -> None:
     on_node(story)
 
 
+@pytest.mark.parametrize("harm", ["broken", "gone"])
+def test_without_an_agent_a_shard_is_stopped_whose_order_is_lost(harm: str) -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec()
+        await shards.start(start(launch))
+        await rig.reaches(launch, "ready")
+        await shards.close()
+        file = f"shards/{launch.shard}.json"
+        rig.disk.files[file] = b'{"spec": '
+        if harm == "gone":
+            del rig.disk.files[file]
+        shards = await rig.agent(attending=launch.shard)
+        assert rig.report(launch).state == "failed"
+        await shards.manual(by_hand("stop", launch))
+        await rig.reaches(launch, "stopped")
+        assert not rig.node.living()
+
+    on_node(story)
+
+
 def test_an_unknown_shard_is_not_attended() -> None:
     async def story(rig: Rig) -> None:
         shards = await rig.agent(attending=ShardId("x-1f0c9a2b-0.1-r0"))
