@@ -3,17 +3,19 @@
 It knows nothing of planning. Agents are obedient and instant unless a test says otherwise.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from llmgw.core.adapter import EngineAdapter
 from llmgw.core.planner import PlanOptions, plan
 from llmgw.core.record import recording
 from llmgw.model.desired import Desired
 from llmgw.model.facts import EngineFact, WeightsFact
+from llmgw.model.launch import LoraAdapter
 from llmgw.model.plan import AWAITS, Plan, Step, StepKind, StepOutcome, StepResult
 from llmgw.model.record import Record
-from llmgw.model.report import Exit, Observed, Reach
+from llmgw.model.report import Exit, LoraReport, Observed, Reach
 from tests.core.builders import ADAPTERS, KEY, NOW, NodeState, a_pass, empty_record, observed, shard_report
 
 OPTIONS = PlanOptions(key_id=KEY, agent_version="0.1.0")
@@ -31,12 +33,13 @@ class Fleet:
     fails: Callable[[Step], bool] = lambda _: False
     refuses: Callable[[Step], bool] = lambda _: False
     check: Callable[["Fleet"], None] = lambda _: None
+    adapters: Mapping[str, EngineAdapter] = field(default_factory=lambda: ADAPTERS)
 
     def observe(self) -> Observed:
         return observed(*self.nodes.values())
 
     def plan(self, options: PlanOptions = OPTIONS) -> Plan:
-        return plan(self.desired, self.record, self.observe(), ADAPTERS, now=self.now, options=options)
+        return plan(self.desired, self.record, self.observe(), self.adapters, now=self.now, options=options)
 
     def one_pass(self, options: PlanOptions = OPTIONS) -> Plan:
         """Plan, intent, commands, outcome; then the fleet moves on by itself a little."""
@@ -96,7 +99,13 @@ class Fleet:
                 node.facts = replace(node.facts, weights=(*node.facts.weights, weights))
             case StepKind.START if step.launch is not None:
                 state = "doomed" if self.fails(step) else "pending"
-                node.shards[step.launch.shard] = shard_report(step.launch, state, since=self.now)
+                lora = step.launch.lora.adapters if step.launch.lora is not None else ()
+                node.shards[step.launch.shard] = replace(
+                    shard_report(step.launch, state, since=self.now), adapters=told_of(lora)
+                )
+            case StepKind.ADAPTERS if step.adapters is not None and step.shard in node.shards:
+                shard = node.shards[step.shard or ""]
+                node.shards[step.shard or ""] = replace(shard, adapters=told_of(step.adapters))
             case StepKind.DRAIN:
                 self._set(step, "draining")
             case StepKind.STOP if step.shard in node.shards:
@@ -124,7 +133,9 @@ class Fleet:
         for node in self.nodes.values():
             for key, shard in node.shards.items():
                 state = onward.get(shard.state, shard.state)
-                node.shards[key] = replace(shard, state=state, since=self.now)
+                loaded = tuple(replace(it, state="routable") for it in shard.adapters)
+                lora = loaded if shard.state == "ready" else shard.adapters
+                node.shards[key] = replace(shard, state=state, since=self.now, adapters=lora)
                 if state == "failed" and shard.state == "doomed":
                     node.shards[key] = replace(
                         node.shards[key],
@@ -142,6 +153,13 @@ class Fleet:
             for shard in node.shards.values()
             if shard.model == model and shard.state == "ready" and shard.rank == 0
         )
+
+
+def told_of(adapters: Iterable[LoraAdapter]) -> tuple[LoraReport, ...]:
+    return tuple(
+        LoraReport(name=it.name, digest=it.digest, rank=it.rank, state="waiting", send=it.send)
+        for it in adapters
+    )
 
 
 def fleet(wanted: Desired, nodes: Iterable[NodeState]) -> Fleet:

@@ -10,6 +10,7 @@ from llmgw.model.desired import DesiredModel
 from llmgw.model.ids import Digest, replica_id
 from llmgw.model.manifest import (
     GIB,
+    Adapter,
     Duration,
     Engine,
     FromEnv,
@@ -54,6 +55,11 @@ def model(
         spec_digest=SPEC_DIGEST,
         where=Where(file="models.yaml"),
     )
+
+
+def _adapter(name: str, path: str | None) -> Adapter:
+    fetched = Source(url="https://adapters.example/x.gguf", sha256=SHA)
+    return Adapter(name=name, source=Source(path=path) if path else fetched)
 
 
 def placed(
@@ -120,6 +126,9 @@ def cases() -> Mapping[str, Placed]:
         ),
         "llamacpp-engine-binary": placed(
             model(replace(cpu, engine=Engine(name="llamacpp", path="/usr/local/bin/llama-server")), ON_NODE)
+        ),
+        "llamacpp-adapters": placed(
+            model(cpu, adapters=(_adapter("sql", "/adapters/sql.gguf"), _adapter("team/legal", None)))
         ),
         "llamacpp-embed": placed(model(cpu, task="embed", args=("--pooling", "mean"))),
         "llamacpp-rerank": placed(model(cpu, task="rerank", args=("-ub", "1024"))),

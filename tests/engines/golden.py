@@ -38,6 +38,7 @@ def _shard(spec: LaunchSpec) -> list[str]:
     claims = [f"{gpu.uuid} {gpu.memory or 'whole'}" for gpu in spec.claims.gpus]
     claims += [f"{spec.claims.memory} bytes of memory", f"ports {list(spec.claims.ports)}"]
     lines += ["claims", *(f"  {claim}" for claim in claims)]
+    lines += _lora(spec)
     lines.append(f"needs: {', '.join(job.partition('-')[0] for job in spec.needs) or 'no job'}")
     lines.append(f"engine: {spec.engine_path or 'installed'}; weights: {spec.weights_path or _fetched(spec)}")
     lines.append(f"secrets: {', '.join(spec.secrets) or 'none'}")
@@ -46,6 +47,20 @@ def _shard(spec: LaunchSpec) -> list[str]:
     times, restart = spec.timeouts, spec.restart
     lines.append(f"times: startup {times.startup:g} s, stop {times.stop:g} s, drain {times.drain:g} s")
     lines.append(f"restarts: {'by the agent' if restart.local else 'by the controller'}")
+    return lines
+
+
+def _lora(spec: LaunchSpec) -> list[str]:
+    if (lora := spec.lora) is None:
+        return []
+    lines = [f"adapters: {lora.form or 'of any form'}, listed by {_probe(lora.listing.probe)}"]
+    for adapter in lora.adapters:
+        lines.append(
+            f"  {adapter.name}: rank {adapter.rank}, at {adapter.path or 'what is fetched'}, asked by {adapter.send}"
+        )
+    if (calls := lora.calls) is not None:
+        lines.append(f"  at most {calls.most}, of ranks up to {calls.highest_rank}")
+        lines += [f"  load: {_probe(calls.load)}", f"  unload: {_probe(calls.unload)}"]
     return lines
 
 

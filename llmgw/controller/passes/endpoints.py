@@ -14,7 +14,7 @@ from llmgw.controller.passes.saved import write_private
 from llmgw.controller.secrets import replica_key
 from llmgw.model.ids import digest
 from llmgw.model.problems import StalledError
-from llmgw.model.record import FORMAT, Endpoint, Record
+from llmgw.model.record import FORMAT, Endpoint, EndpointAdapter, Record
 
 FORMATS = ("litellm", "nginx", "prometheus-sd")
 
@@ -60,10 +60,15 @@ def as_table(found: Sequence[Reachable]) -> str:
         for it in found
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n"
-        for row in rows
-    )
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    text = lines[0] + "\n"
+    for line, it in zip(lines[1:], found, strict=True):
+        text += f"{line}\n"
+        for adapter in it.endpoint.adapters:
+            text += f"    adapter {adapter.name}: send {json.dumps(dict(adapter.send), ensure_ascii=False)}\n"
+    return text
 
 
 def as_env(found: Sequence[Reachable]) -> str:
@@ -134,7 +139,20 @@ def _litellm(found: Sequence[Reachable]) -> str:
         for it in found
         for name in (it.endpoint.served_name, *it.endpoint.aliases)
     ]
+    entries += [_litellm_adapter(it, adapter) for it in found for adapter in it.endpoint.adapters]
     return json.dumps({"model_list": entries}, indent=2, ensure_ascii=False) + "\n"
+
+
+def _litellm_adapter(it: Reachable, adapter: EndpointAdapter) -> dict[str, object]:
+    """Called by the adapter's own name; what a request needs besides goes along by itself."""
+    fields = dict(adapter.send)
+    params = {
+        "model": f"openai/{fields.pop('model', it.endpoint.served_name)}",
+        "api_base": it.endpoint.url,
+        "api_key": it.key,
+        **({"extra_body": fields} if fields else {}),
+    }
+    return {"model_name": adapter.name, "litellm_params": params}
 
 
 def _nginx(found: Sequence[Reachable]) -> str:

@@ -32,6 +32,7 @@ _VERBS: Mapping[StepKind, _Verb] = {
     StepKind.START: _Verb(now="Start", past="Started", noun="replica"),
     StepKind.STOP: _Verb(now="Stop", past="Stopped", noun="replica"),
     StepKind.DRAIN: _Verb(now="Drain", past="Drained", noun="replica"),
+    StepKind.ADAPTERS: _Verb(now="Change the adapters of", past="Changed the adapters of", noun="replica"),
     StepKind.PUBLISH: _Verb(now="Publish", past="Published", noun="replica"),
     StepKind.BOOTSTRAP: _Verb(now="Start the agent", past="Started the agent", noun=""),
     StepKind.INSTALL: _Verb(now="Install engines", past="Installed engines", noun=""),

@@ -29,15 +29,13 @@ def settle_adapters(round_: Round, stand: Standing, copy: Copy) -> bool:
 
 def _changes(round_: Round, stand: Standing, copy: Copy, order: LoraOrder) -> tuple[str, ...]:
     goal = stand.goal or stand.model
-    fetched = round_.book.bring_adapters(goal, copy.nodes)
+    round_.book.bring_adapters(goal, copy.nodes)
     steps, told = [], ""
     for seen in copy.state.shards:
         if what := _difference(seen, order.adapters):
             told = told or what
             steps.append(
-                round_.book.change_adapters(
-                    copy.replica, seen.report.rank, order.adapters, what=what, after=fetched
-                )
+                round_.book.change_adapters(copy.replica, seen.report.rank, order.adapters, what=what)
             )
     if steps:
         round_.told.changes.append(

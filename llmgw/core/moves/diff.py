@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from llmgw.model.manifest import Adapter
 from llmgw.model.plan import FieldChange
 from llmgw.model.record import ReplicaSpec
 from llmgw.wire import codec
@@ -26,6 +27,7 @@ compared under ``profile.`` and ``servedName``."""
 
 
 ADAPTERS = "spec.adapters"
+ORDER = f"{ADAPTERS}.(order)"
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -44,15 +46,19 @@ def spec_changes(old: ReplicaSpec, new: ReplicaSpec, *, replaces: bool) -> tuple
     """Field by field from what a replica runs to what Git asks for. ``replaces``: the digests differ."""
     if old == new:
         return ()
+    found = list(differences(_readable(old), _readable(new)))
+    if any(path.startswith(f"{ADAPTERS}.") and path != ORDER for path, _, _ in found):
+        found = [each for each in found if each[0] != ORDER]
     return tuple(
         FieldChange(
             path=path,
             old=text(before),
             new=text(after),
             forces_replacement=replaces
-            and not (_in_place(path) or (path == ADAPTERS and _loadable(old, new))),
+            and not _in_place(path)
+            and not (path.startswith(ADAPTERS) and _loadable(old, new)),
         )
-        for path, before, after in differences(_readable(old), _readable(new))
+        for path, before, after in found
     )
 
 
@@ -75,11 +81,25 @@ def text(value: Any) -> str | None:
 def _readable(spec: ReplicaSpec) -> Any:
     """Paths as people know them from manifests: ``spec.args`` is the model's, ``profile.args`` the profile's."""
     return {
-        "spec": codec.to_json(spec.model),
+        "spec": {**codec.to_json(spec.model), "adapters": _by_name(spec.model.adapters)},
         "profile": codec.to_json(spec.profile),
         "servedName": spec.served_name,
         "keyId": spec.key_id,
     }
+
+
+def _by_name(adapters: tuple[Adapter, ...]) -> Any:
+    """So that one is told alone. Their order is told where nothing else differs: the first of them are loaded."""
+    told = {each.name: _without_nothing(codec.to_json(each)) for each in adapters}
+    return {**told, "(order)": [each.name for each in adapters]} if adapters else None
+
+
+def _without_nothing(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _without_nothing(part) for key, part in value.items() if part is not None and key != "name"
+        }
+    return value
 
 
 def _in_place(path: str) -> bool:

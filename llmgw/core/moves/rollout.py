@@ -18,6 +18,7 @@ from llmgw.core.amounts import at
 from llmgw.core.moves.adapters import settle_adapters, why_replaced
 from llmgw.core.moves.again import complete, remind, start_again
 from llmgw.core.moves.departure import depart, remove, tell_unknown
+from llmgw.core.moves.diff import ADAPTERS
 from llmgw.core.moves.diff import change as field_change
 from llmgw.core.moves.diff import spec_changes
 from llmgw.core.moves.model_level import TOLD_OF_THE_MODEL, tell_held, tell_in_place
@@ -252,7 +253,8 @@ def _need_new(
     _let_go(round_, stand, leaving + useless, reason="it is not what Git asks for")
     base = keep or next(iter(useless), None)
     if base is None and (failed := stand.failed_before(stand.goal, ordinal)) is not None:
-        reason = f"{failed.replica} failed as a whole: {failed.error}"
+        how = "found its place not as planned" if failed.refused else "failed as a whole"
+        reason = f"{failed.replica} {how}: {failed.error}"
         return Want(stand=stand, ordinal=ordinal, keep=None, keyword="restarted", reason=reason)
     if base is None:
         had = ordinal in stand.placements
@@ -282,7 +284,8 @@ def _replace(round_: Round, stand: Standing, ordinal: int, *, keep: Copy | None,
         if not forcing:
             fields = (*fields, field_change("specDigest", old.spec_digest, str(goal.spec_digest)))
         keyword, action = "spec-changed", Action.CREATE_BEFORE_DESTROY
-        reason = f"{', '.join(forcing[:3]) or 'specDigest'} can't change while it runs"
+        whole = dict.fromkeys(ADAPTERS if path.startswith(ADAPTERS) else path for path in forcing)
+        reason = f"{', '.join([*whole][:3]) or 'specDigest'} can't change while it runs"
         if why := why_replaced(old.spec, goal, round_.adapters[goal.profile.engine.name].lora_ranks):
             reason += f": {why}"
         if stand.held is not None:

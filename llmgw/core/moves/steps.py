@@ -214,12 +214,12 @@ class StepBook:
             )
         )
 
-    def bring_adapters(self, model: DesiredModel, nodes: Iterable[str]) -> tuple[str, ...]:
+    def bring_adapters(self, model: DesiredModel, nodes: Iterable[str]) -> None:
         """Steps for LoRA adapters that are loaded while it runs and that nobody fetches yet. Nobody waits for them: their agents
         load them when they are there."""
         fetches = self.adapters[model.profile.engine.name].lora_fetches(model, self.pip)
         jobs = (self._job(node, spec) for node in dict.fromkeys(nodes) for spec in fetches)
-        return self.order((job for job in jobs if job.standing is JobStanding.ABSENT), model=model.name)
+        self.order((job for job in jobs if job.standing is JobStanding.ABSENT), model=model.name)
 
     def change_adapters(
         self,
@@ -228,7 +228,6 @@ class StepBook:
         adapters: tuple[LoraAdapter, ...],
         *,
         what: str,
-        after: Iterable[str],
     ) -> str:
         shard = shard_id(replica.id, rank)
         return self.add(
@@ -240,7 +239,6 @@ class StepBook:
                 replica=replica.id,
                 shard=shard,
                 reason="Git asks for it" if rank == 0 else "its leader loads it for all ranks",
-                after=tuple(after),
                 timeout=COMMAND_WITHIN,
                 adapters=adapters,
             )
