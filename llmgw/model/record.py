@@ -103,14 +103,16 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempts:
-    """How often one ordinal has failed in a row as a gang, which only the reconciler starts again. A single shard counts
-    its own attempts on its node."""
+    """How often one ordinal has failed in a row as a gang, which only the reconciler starts again: a single shard counts
+    its own attempts on its node. ``refused``: how often in a row its node was not what the plan took for granted, which
+    counts as no attempt."""
 
     spec_digest: str
     count: int
     at: datetime  # when the last failure was seen
     error: str
     replica: ReplicaId  # that failed last
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,7 @@ class ModelRecord:
     last_good: str | None = None  # spec digest that was last seen ready
     last_good_spec: ReplicaSpec | None = None  # what that digest stands for: enough to go back to it
     held: Held | None = None
-    attempts: Mapping[str, Attempts] = field(default_factory=dict)  # ordinal (as text) -> failures of gangs
+    attempts: Mapping[str, Attempts] = field(default_factory=dict)  # ordinal (as text) -> failures
     removed: bool = False  # gone from Git: dropped when its last replica has stopped
 
 

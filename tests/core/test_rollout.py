@@ -308,6 +308,27 @@ def test_a_node_that_was_not_as_planned_is_planned_anew_and_holds_nothing() -> N
     assert replica.n == 2
 
 
+def test_nodes_that_refuse_time_and_again_are_asked_less_and_less_often() -> None:
+    """Weights that the engine may not read were handed to and fro between two nodes, once a pass."""
+    world = fleet(lab(model("chat"), nodes=("gpu01", "gpu02")), [box("gpu01"), box("gpu02")])
+    for _ in range(60):
+        made = world.one_pass()
+        for state in world.nodes.values():
+            for key, shard in state.shards.items():
+                if shard.state == "pending":
+                    refused = {"last_error": "mismatch: /models/x can't be read", "started": None}
+                    state.shards[key] = replace(shard, state="failed", **refused)
+        world.advance()
+    assert "held" not in keywords(made)
+    failed = world.record.models["chat"].attempts["0"]
+    assert (failed.count, failed.refused) == (0, world.record.models["chat"].placements["0"])
+    assert 4 <= failed.refused <= 8, "in ten minutes"
+    assert any("not as planned" in waiting for waiting in made.waiting)
+    world.settle()
+    assert world.ready("chat") == 1
+    assert not world.record.models["chat"].attempts
+
+
 def test_a_job_that_failed_rests_and_is_tried_again_and_its_model_is_not_held() -> None:
     """A disk that was full for a moment held the spec: freeing it changed nothing, only another spec did."""
     world = fleet(lab(model("chat")), [box()])

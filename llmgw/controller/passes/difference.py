@@ -1,7 +1,7 @@
 """What is different between two records, one sentence a thing: what people are told when nobody commanded it."""
 
 from llmgw.core.amounts import size
-from llmgw.model.record import ModelRecord, NodeRecord, Record, ReplicaPhase, ReplicaRecord
+from llmgw.model.record import Attempts, ModelRecord, NodeRecord, Record, ReplicaPhase, ReplicaRecord
 
 
 def weighty(before: Record, after: Record) -> bool:
@@ -61,13 +61,19 @@ def _models(before: Record, after: Record) -> list[str]:
 
 
 def _failures(name: str, old: ModelRecord | None, new: ModelRecord) -> list[str]:
-    """Of gangs, which the reconciler counts."""
+    """What the reconciler counts: failures of gangs, and places that were not as planned."""
     known = old.attempts if old is not None else {}
     return [
-        f"{name}/{ordinal} failed as a whole, for the {failed.count}. time in a row: {failed.error} ({failed.replica})"
+        f"{name}/{ordinal} {_how(failed)} in a row: {failed.error} ({failed.replica})"
         for ordinal, failed in new.attempts.items()
         if failed != known.get(ordinal)
     ]
+
+
+def _how(failed: Attempts) -> str:
+    if failed.refused:
+        return f"found its place not as planned, for the {failed.refused}. time"
+    return f"failed as a whole, for the {failed.count}. time"
 
 
 def _endpoints(before: Record, after: Record) -> list[str]:

@@ -78,7 +78,7 @@ class Standing:
         return replica_id(prefix=prefix, spec_digest=goal.spec_digest, ordinal=ordinal, n=n)
 
     def failed_before(self, goal: DesiredModel, ordinal: int) -> Attempts | None:
-        """How often it has failed with this very spec, as a gang."""
+        """How often it has failed with this very spec."""
         failed = self.known.attempts.get(str(ordinal)) if self.known is not None else None
         return failed if failed is not None and failed.spec_digest == goal.spec_digest else None
 

@@ -178,7 +178,7 @@ def _size_untold(
     """Whether nobody knows yet if it fits. Then what it needs is brought first, which will tell, and its place is kept; or it
     is refused, if nothing will."""
     stand = want.stand
-    if tell_untold(round_, goal, stand.need):
+    if tell_untold(round_, goal, stand.need, decision.ranks):
         return False
     later = learns_later(round_, goal, (rank.node for rank in decision.ranks), jobs)
     if not later:
@@ -212,8 +212,9 @@ def _wait_for_room(round_: Round, want: Want, goal: DesiredModel, soon: Decision
 
 
 def _rests(round_: Round, want: Want, goal: DesiredModel, failed: Attempts) -> bool:
-    """A gang that failed is started again after a pause that doubles, and given up when its profile says so; tells which.
-    Its place is kept meanwhile."""
+    """What failed is started again after a pause that doubles, and a gang given up when its profile says so; tells which.
+    Its place is kept meanwhile. A single shard whose node was not as planned has its second try at once, elsewhere perhaps:
+    only what is refused time and again waits."""
     stand, restart = want.stand, goal.profile.restart
     most = restart.give_up_after
     if failed.count >= most:
@@ -223,7 +224,10 @@ def _rests(round_: Round, want: Want, goal: DesiredModel, failed: Attempts) -> b
         )
         _block(round_, want, "failed", reason)
         return True
-    pause = min(restart.backoff * 2 ** min(max(failed.count - 1, 0), LONGEST_DOUBLING), restart.max_backoff)
+    if goal.profile.nodes == 1 and failed.refused <= 1:
+        return False
+    doubled = min(max(failed.count + failed.refused - 1, 0), LONGEST_DOUBLING)
+    pause = min(restart.backoff * 2**doubled, restart.max_backoff)
     again = failed.at + timedelta(seconds=pause)
     if round_.now >= again:
         return False
@@ -234,12 +238,18 @@ def _rests(round_: Round, want: Want, goal: DesiredModel, failed: Attempts) -> b
     stand.moving = True
     round_.told.due.append(again)
     address = stand.address(want.ordinal)
-    tried = f"{failed.count} of {plural(most, 'attempt')} failed"
+    tried = _tried(failed, most)
     round_.told.waiting.append(f"{address} is started again at {at(again)}, {tried}: {failed.error}")
     # Without the time: two plans made a moment apart say the same.
     reason = f"{want.reason}; {tried}, started again after a pause"
     round_.told.changes.append(replace(_change(want), reason=reason))
     return True
+
+
+def _tried(failed: Attempts, most: int) -> str:
+    if failed.refused:
+        return f"its place was not as planned {plural(failed.refused, 'time')} in a row"
+    return f"{failed.count} of {plural(most, 'attempt')} failed"
 
 
 def _take_turns(round_: Round, want: Want, why: str) -> None:

@@ -88,18 +88,17 @@ def _replica(replica: ReplicaRecord, state: Condition) -> ReplicaRecord:
 
 def _model(model: ModelRecord, replica: ReplicaRecord, state: Condition, now: datetime) -> ModelRecord:
     if state.health is Health.READY and replica.phase is ReplicaPhase.STARTING:
+        model = _forgiven(model, replica)
         return replace(model, last_good=replica.spec_digest, last_good_spec=replica.spec)
     if state.lost:
         return model  # its agent has lost its order: that says nothing of its spec
     if len(replica.ranks) > 1:
-        return _gang(model, replica, state, now)
+        model = _failed(model, replica, state, now)
+        return _hold_gang(model, replica, state, now)
     failure = state.failure
-    if (
-        failure is None
-        or not never_ready(replica)
-        or outdated(failure)
-        or not replica.spec.model.rollout.auto_revert
-    ):
+    if failure is not None and outdated(failure):
+        return _failed(model, replica, state, now)
+    if failure is None or not never_ready(replica) or not replica.spec.model.rollout.auto_revert:
         return model
     return _hold(model, replica, _error(failure), failure, now)
 
@@ -128,9 +127,16 @@ def _hold(
     return replace(model, held=held)
 
 
-def _gang(model: ModelRecord, replica: ReplicaRecord, state: Condition, now: datetime) -> ModelRecord:
-    """Counts a gang's failure once. A spec that was never ready is held after as many as its profile allows: also where it
-    may not be reverted, since what is left of a gang that failed must go."""
+def _forgiven(model: ModelRecord, replica: ReplicaRecord) -> ModelRecord:
+    """A single shard that runs has no refusals to wait for any more. A gang must run for long first."""
+    ordinal = str(replica.ordinal)
+    if len(replica.ranks) > 1 or ordinal not in model.attempts:
+        return model
+    return replace(model, attempts={key: kept for key, kept in model.attempts.items() if key != ordinal})
+
+
+def _failed(model: ModelRecord, replica: ReplicaRecord, state: Condition, now: datetime) -> ModelRecord:
+    """Counts a failure that the reconciler has to answer once: a gang's, and that of a node that was not as planned."""
     ordinal = str(replica.ordinal)
     before = model.attempts.get(ordinal)
     if before is not None and before.spec_digest != replica.spec_digest:
@@ -140,15 +146,38 @@ def _gang(model: ModelRecord, replica: ReplicaRecord, state: Condition, now: dat
         return model
     failure = state.failure
     earlier = before.count if before is not None and not _up_for_long(state, now) else 0
-    # A node that was not as planned is no fault of the spec; yet the next try waits as after any failure.
-    count = earlier + (0 if failure is not None and outdated(failure) else 1)
-    error = f"rank {failure.rank}: {_error(failure)}" if failure is not None else state.text
-    attempts = Attempts(spec_digest=replica.spec_digest, count=count, at=now, error=error, replica=replica.id)
+    # A node that was not as planned is no fault of the spec; yet the next try waits, or two nodes hand it to and fro.
+    refused = failure is not None and outdated(failure)
+    attempts = Attempts(
+        spec_digest=replica.spec_digest,
+        count=earlier + (0 if refused else 1),
+        at=now,
+        error=_told(replica, state, failure),
+        replica=replica.id,
+        refused=(before.refused if before is not None else 0) + 1 if refused else 0,
+    )
     told = {**model.attempts, ordinal: attempts}
-    model = replace(model, attempts=dict(sorted(told.items(), key=lambda item: int(item[0]))))
-    if count < replica.spec.profile.restart.give_up_after or model.last_good == replica.spec_digest:
+    return replace(model, attempts=dict(sorted(told.items(), key=lambda item: int(item[0]))))
+
+
+def _told(replica: ReplicaRecord, state: Condition, failure: ShardReport | None) -> str:
+    if failure is None:
+        return state.text
+    return f"rank {failure.rank}: {_error(failure)}" if len(replica.ranks) > 1 else _error(failure)
+
+
+def _hold_gang(model: ModelRecord, replica: ReplicaRecord, state: Condition, now: datetime) -> ModelRecord:
+    """A spec that was never ready is held after as many failures as its profile allows: also where it may not be reverted,
+    since what is left of a gang that failed must go."""
+    failed = model.attempts.get(str(replica.ordinal))
+    if (
+        failed is None
+        or failed.replica != replica.id
+        or failed.count < replica.spec.profile.restart.give_up_after
+        or model.last_good == replica.spec_digest
+    ):
         return model
-    return _hold(model, replica, error, failure, now)
+    return _hold(model, replica, failed.error, state.failure, now)
 
 
 def _up_for_long(state: Condition, now: datetime) -> bool:
