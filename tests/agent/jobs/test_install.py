@@ -16,7 +16,7 @@ from llmgw.agent.jobs.doer import Progress
 from llmgw.agent.jobs.files import NoSpaceError
 from llmgw.agent.jobs.install import Installer, install_program
 from llmgw.agent.jobs.targets import DiskTargets
-from llmgw.model.launch import InstallSpec, Program
+from llmgw.model.launch import HelpSpec, InstallSpec, Program
 from llmgw.model.problems import StalledError
 from tests.agent.agents import install_spec, until
 from tests.agent.jobs.wheels import make_wheel
@@ -60,6 +60,27 @@ def test_an_engine_of_our_own_is_an_environment_without_pip_that_runs_its_progra
         ("sim", spec.digest, str(folder))
     ]
     assert [entry.name for entry in (tmp_path / "engines").iterdir()] == ["sim-1-abababab"]
+
+
+@pytest.mark.parametrize(
+    ("sure", "flags", "problem"),
+    [
+        (("--port",), ("--port", "-h"), ""),
+        (("--host",), None, "its help looks truncated: it names 2 flags, and not --host"),
+    ],
+)
+def test_its_help_is_read_once_it_is_installed_and_bad_help_fails_no_install(
+    tmp_path: Path, sure: tuple[str, ...], flags: tuple[str, ...] | None, problem: str
+) -> None:
+    doer = installer(tmp_path)
+    (tmp_path / "runtime" / "tool.py").write_text("print('usage: tool [-h]\\n\\n  --port PORT  where')\n")
+    spec = with_program(help=HelpSpec(argv=("${engine}/bin/a-tool", "--help"), sure=sure))
+    run(doer.run(spec, Progress()))
+    assert doer.complete(spec)
+    (engine,) = DiskTargets(
+        engines_folder=tmp_path / "engines", weights_folder=tmp_path / "weights"
+    ).engines()
+    assert (engine.flags, engine.flags_problem) == (flags, problem)
 
 
 @pytest.mark.parametrize("name", ["with space", "l" * 140], ids=["space", "long"])
