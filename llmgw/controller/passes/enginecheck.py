@@ -31,12 +31,14 @@ TOKEN_TIMEOUT = 150.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCheck:
-    """``token``: also have a ready replica of each profile compute one token."""
+    """``token``: also have a ready replica of each profile compute one token. ``ask_again``: seconds between two looks whether
+    a help has been read."""
 
     fleet: Fleet
     desired: Desired
     links: Links
     token: bool = False
+    ask_again: float = ASK_AGAIN
 
     async def of(self, profiles: Sequence[str], nodes: Sequence[str]) -> tuple[Checked, ...]:
         """Each profile on each of the nodes where one of its models may run. Never raises for a node's sake."""
@@ -110,7 +112,7 @@ class EngineCheck:
                     helped = await link.request("help", params, Helped, timeout=DEVICES_TIMEOUT)
                     if helped.engine is not None:
                         return helped, ""
-                    await asyncio.sleep(ASK_AGAIN)
+                    await asyncio.sleep(self.ask_again)
         except TimeoutError:
             return Helped(), f"its help was not read within {spec.timeout + GRACE:.0f} s: try again"
         except AgentError as wrong:
