@@ -60,13 +60,15 @@ class Known:
 
 
 NOTHING_KNOWN = Known()
+STATE_IT = "write memory: in the profile with what one shard takes, or allow it with --allow-unknown-size"
+"""What to do where a size is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuNeed:
     """What one rank takes of each of its GPUs, if they are of one kind. ``memory`` must fit into ``room``, which is what the
     engine may use of such a GPU; ``takes`` is what it takes as it starts, so much must be free. ``refused``: it can't run on
-    this kind, whatever is free, and why."""
+    this kind, whatever is free, and why. ``unknown``: the sum is known for other kinds only, and why not for this one."""
 
     kind: GpuKind
     memory: int
@@ -74,10 +76,11 @@ class GpuNeed:
     takes: int
     sum: str = ""
     refused: str = ""
+    unknown: str = ""
 
     @property
     def fits(self) -> bool:
-        return not self.refused and self.memory <= self.room
+        return not self.refused and not self.unknown and self.memory <= self.room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +89,7 @@ class Need:
 
     ``gpu_memory`` is bytes on each of its GPUs, ``memory`` host memory; ``on`` is the same by kind of GPU, where the sum is
     known. ``sum`` says how they came about, for people; ``reckoned``: from the weights, not stated. ``unknown``: the size is not
-    known and why, which is a reason to refuse, never zero. ``refused``: it can't run in this shape anywhere, and why.
+    known and why (what to do about it is said where it is refused), which is a reason to refuse, never zero. ``refused``: it can't run in this shape anywhere, and why.
     ``leader_ports`` are taken besides by rank 0 alone: where the ranks of a gang meet.
     """
 

@@ -13,7 +13,6 @@ from llmgw.engines import checks, helps, lora, parallel, weights
 from llmgw.engines.environment import environment, escape
 from llmgw.engines.install import install, program_path
 from llmgw.engines.memory import gguf, needs
-from llmgw.engines.memory.measured import measure
 from llmgw.engines.probes import openai_probes
 from llmgw.engines.shard import launch_spec, with_adapters
 from llmgw.model.desired import DesiredModel
@@ -166,7 +165,7 @@ class LlamaCpp:
         )
         spec = with_adapters(spec, self.lora(model), placed)
         reads = weights.weights_digest(model.spec.source)
-        return (replace(spec, measure=measure(placed, rank, reads, gguf.MEASURE, given={})),)
+        return (replace(spec, measure=gguf.measured_by(placed, rank, reads)),)
 
 
 def _arguments(model: DesiredModel, rank: RankPlacement) -> tuple[str, ...]:

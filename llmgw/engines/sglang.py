@@ -12,8 +12,7 @@ from llmgw.engines import checkpoint, checks, helps, lora, parallel, weights
 from llmgw.engines.environment import environment, escape
 from llmgw.engines.install import environment_program, install
 from llmgw.engines.memory import needs
-from llmgw.engines.memory.measured import measure
-from llmgw.engines.memory.sglang import MEASURE, StaticPart
+from llmgw.engines.memory.sglang import StaticPart, measured_by
 from llmgw.engines.probes import openai_probes
 from llmgw.engines.shard import host_port, launch_spec, with_adapters
 from llmgw.engines.versions import SGLANG
@@ -161,7 +160,7 @@ class Sglang:
         )
         spec = with_adapters(spec, self.lora(model), placed)
         digest = weights.weights_digest(model.spec.source)
-        return replace(spec, measure=measure(placed, rank, digest, MEASURE, given={}))
+        return replace(spec, measure=measured_by(placed, rank, digest))
 
 
 def _leader_ports(model: DesiredModel) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmgw.core.adapter import EngineAdapter, GpuKind, GpuNeed, Known, Need
+from llmgw.core.adapter import STATE_IT, EngineAdapter, GpuKind, GpuNeed, Known, Need
 from llmgw.core.planner import PlanOptions, plan
 from llmgw.core.show import render
 from llmgw.model.desired import DesiredModel
@@ -48,7 +48,7 @@ class Sized(FakeAdapter):
             why = (
                 known.weights.problem if known.weights is not None else "the size of its weights is not known"
             )
-            return plain if model.profile.memory else replace(plain, unknown=f"{why}: write memory:")
+            return plain if model.profile.memory else replace(plain, unknown=why)
         if model.profile.gpus.per_node == 0:
             return replace(plain, memory=known.weights.size, sum="all of it", reckoned=True)
         return replace(
@@ -262,7 +262,7 @@ def test_a_node_without_the_weights_is_turned_down_with_what_to_do() -> None:
 def test_unknown_size_is_refused() -> None:
     blocked = change(planned(chat(), box(), weights=None))
     assert (blocked.action, blocked.keyword) == (Action.BLOCKED, "unknown-size")
-    assert blocked.reason == "the size of its weights is not known: write memory:"
+    assert blocked.reason == f"the size of its weights is not known: {STATE_IT}"
 
 
 def test_why_it_is_unknown_is_told() -> None:
@@ -317,7 +317,7 @@ def test_weights_that_are_fetched_are_fetched_first_and_tell_their_size() -> Non
 def test_what_is_fetched_and_still_unknown_is_refused() -> None:
     odd = Weights(digest=DIGEST, description="x", problem="an odd file")
     made = planned(chat(source=FETCHED), box(weights=True), weights=odd)
-    assert (change(made).keyword, change(made).reason) == ("unknown-size", "an odd file: write memory:")
+    assert (change(made).keyword, change(made).reason) == ("unknown-size", f"an odd file: {STATE_IT}")
 
 
 def test_a_place_is_kept_for_what_is_being_fetched() -> None:

@@ -5,6 +5,7 @@ tell the size of are refused, unless somebody states it or allows it.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from llmgw.core.adapter import GpuKind, Known, Need
 from llmgw.core.moves.round import Round
@@ -13,6 +14,7 @@ from llmgw.core.seen.survey import NodeView
 from llmgw.model.desired import DesiredModel
 from llmgw.model.launch import FetchSpec
 from llmgw.model.plan import Notice
+from llmgw.model.record import RankPlacement
 
 
 def kinds_of(views: Iterable[NodeView]) -> tuple[GpuKind, ...]:
@@ -28,6 +30,18 @@ def kinds_of(views: Iterable[NodeView]) -> tuple[GpuKind, ...]:
 
 def need_of(round_: Round, model: DesiredModel) -> Need:
     """What one rank of the model needs, as far as it is known."""
+    need = _need(round_, model)
+    if not _let_through(round_):
+        return need
+    return replace(need, on=tuple(each for each in need.on if not each.unknown))
+
+
+def _let_through(round_: Round) -> bool:
+    """Whether what nobody knows the size of is placed all the same."""
+    return round_.allow_unknown_size or round_.survey.offline
+
+
+def _need(round_: Round, model: DesiredModel) -> Need:
     adapter = round_.adapters[model.profile.engine.name]
     digest = adapter.weights(model)
     known = Known(
@@ -38,21 +52,35 @@ def need_of(round_: Round, model: DesiredModel) -> Need:
     return adapter.need(model, known)
 
 
-def tell_untold(round_: Round, model: DesiredModel, need: Need) -> bool:
-    """Whether the model is placed although nobody knows its size, because somebody allows it or because no node could be asked;
-    the plan warns."""
-    if not need.unknown:
+def tell_untold(round_: Round, model: DesiredModel, need: Need, ranks: Iterable[RankPlacement]) -> bool:
+    """Whether the model is placed although nobody knows its size on the GPUs of ``ranks``, because somebody allows it or because no
+    node could be asked; the plan warns."""
+    unknown = need.unknown or _unknown_there(round_, model, need, ranks)
+    if not unknown:
         return True
-    if not (round_.allow_unknown_size or round_.survey.offline):
+    if not _let_through(round_):
         return False
     why = "allowed by --allow-unknown-size" if round_.allow_unknown_size else "offline, nobody could look"
-    reason = need.unknown.partition(":")[0]
     notice = Notice(
-        text=f"model/{model.name}: whether it fits is not known ({reason}): {why}", where=model.where
+        text=f"model/{model.name}: whether it fits is not known ({unknown}): {why}", where=model.where
     )
     if notice not in round_.told.warnings:
         round_.told.warnings.append(notice)
     return True
+
+
+def _unknown_there(round_: Round, model: DesiredModel, need: Need, ranks: Iterable[RankPlacement]) -> str:
+    """Why the size is not known on the kind of GPU that was chosen; empty where it is, or where no kind is told apart."""
+    if not need.on:
+        return ""
+    unknown = {each.kind: each.unknown for each in _need(round_, model).on if each.unknown}
+    for rank in ranks if unknown else ():
+        facts = round_.survey.nodes[rank.node].facts
+        claimed = {claim.uuid for claim in rank.gpus}
+        for gpu in facts.gpus if facts is not None else ():
+            if gpu.uuid in claimed and (why := unknown.get(GpuKind.of(gpu))):
+                return why
+    return ""
 
 
 def learns_later(round_: Round, model: DesiredModel, nodes: Iterable[str], jobs: Iterable[Job]) -> str:

@@ -5,6 +5,7 @@
 from dataclasses import replace
 from datetime import timedelta
 
+from llmgw.core.adapter import STATE_IT
 from llmgw.core.amounts import at, names, plural, span
 from llmgw.core.moves import flags
 from llmgw.core.moves.departure import depart
@@ -182,7 +183,8 @@ def _size_untold(
         return False
     later = learns_later(round_, goal, (rank.node for rank in decision.ranks), jobs)
     if not later:
-        _block(round_, want, "unknown-size", stand.need.unknown, placement=decision)
+        reason = f"{stand.need.unknown}: {STATE_IT}"
+        _block(round_, want, "unknown-size", reason, placement=decision)
         return True
     round_.book.order(jobs, model=goal.name)
     _take(round_, want, stand.next_id(goal, want.ordinal), decision)

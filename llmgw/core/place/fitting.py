@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmgw.core.adapter import Need
+from llmgw.core.adapter import STATE_IT, Need
 from llmgw.core.amounts import names, plural, ranges, size
 from llmgw.core.place.claims import GpuLedger, NodeLedger
 from llmgw.model.claims import GpuClaim
@@ -83,6 +83,8 @@ def unsuited(ledger: NodeLedger, gpus: Gpus, need: Need) -> tuple[str, str, str]
     sums = [each for entry in of_class if (each := need.of(entry.gpu)) is not None and not each.fits]
     if refused := next((each for each in sums if each.refused), None):
         return f"{refused.kind.gpu_class} can't run it", refused.refused, ""
+    if untold := next((each for each in sums if each.unknown), None):
+        return f"what it takes there is not known: {untold.unknown}: {STATE_IT}", "", ""
     kinds = sorted({f"{entry.gpu.gpu_class} of {size(entry.gpu.memory_total)}" for entry in ledger.gpus})
     if sums:
         return "too large for its GPUs", sums[0].sum, names(kinds)

@@ -8,12 +8,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from llmgw.core.adapter import GpuKind, GpuNeed, Known
+from llmgw.core.adapter import GpuKind, GpuNeed, Known, Placed
 from llmgw.engines.memory.footprint import GIB, Footprint, Line, Split, cache_bytes
-from llmgw.engines.memory.measured import measurement_key
+from llmgw.engines.memory.measured import CPU, measure, measurement_key
 from llmgw.engines.memory.needs import gpu_need
 from llmgw.engines.memory.options import count, flag, option
 from llmgw.model.desired import DesiredModel
+from llmgw.model.launch import Measure
+from llmgw.model.record import RankPlacement
 from llmgw.model.weights import Measured, Weights
 
 MIB = 1024**2
@@ -41,9 +43,19 @@ CACHE_TYPES: Mapping[str, float] = {
 MEASURE: Mapping[str, str] = {
     "gpu-model-mib": r"CUDA[0-9]+ model buffer size *= *([0-9.]+) MiB",
     "gpu-kv-mib": r"CUDA[0-9]+ KV buffer size *= *([0-9.]+) MiB",
+    "gpu-state-mib": r"CUDA[0-9]+ RS buffer size *= *([0-9.]+) MiB",
     "gpu-compute-mib": r"CUDA[0-9]+ compute buffer size *= *([0-9.]+) MiB",
+    "tokens": r"llama_context: n_ctx += ([0-9]+)",
 }
-"""llama.cpp's lines of its buffers, one for each device; it prints them with -lv 4 only."""
+"""llama.cpp's lines of its buffers, one for each device, and the tokens of all slots; it prints them with -lv 4 only."""
+MEASURE_HOST: Mapping[str, str] = {
+    **{
+        f"host-{what}-mib": rf"CPU(?:_[A-Za-z]+)? {words} buffer size *= *([0-9.]+) MiB"
+        for what, words in (("model", "model"), ("kv", "KV"), ("state", "RS"), ("compute", "compute"))
+    },
+    "tokens": MEASURE["tokens"],
+}
+"""The same where it computes on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +83,18 @@ class Gguf:
             model, weights
         )
         return gpu_need(model, kind, footprint, takes=lambda total: total, least=footprint.total)
+
+    def learnt(self, model: DesiredModel, known: Known, weights: Weights, kind: GpuKind) -> GpuNeed | None:
+        measured = known.measured.get(measurement_key(model, weights.digest, kind))
+        devices = max(model.profile.gpus.per_node, 1)
+        footprint = measured and _said(model, weights, measured, where="gpu", devices=devices)
+        if not footprint:
+            return None
+        return gpu_need(model, kind, footprint, takes=lambda total: total, least=footprint.total)
+
+    def host_learnt(self, model: DesiredModel, known: Known, weights: Weights) -> Footprint | None:
+        measured = known.measured.get(measurement_key(model, weights.digest, CPU))
+        return _said(model, weights, measured, where="host", devices=1) if measured else None
 
     def footprint(self, model: DesiredModel, weights: Weights) -> Footprint:
         """On each of its GPUs; the one with the output layer takes the most."""
@@ -143,6 +167,44 @@ class Gguf:
                 Line(name="overhead", size=int(CONTEXT * GIB)),
             )
         )
+
+
+def measured_by(placed: Placed, rank: RankPlacement, weights: str) -> Measure | None:
+    """What llama.cpp says of its memory."""
+    on_gpus = placed.model.profile.gpus.per_node > 0
+    return measure(placed, rank, weights, MEASURE if on_gpus else MEASURE_HOST, given={})
+
+
+def _said(
+    model: DesiredModel, weights: Weights, measured: Measured, *, where: str, devices: int
+) -> Footprint | None:
+    """All by llama.cpp's own buffers on the fullest device, where nobody can reckon what it keeps; None: it has not said. The cache
+    goes by the tokens of all slots, a state by the slots, which a measurement is for."""
+    size = {
+        what: _fullest(measured.values.get(f"{where}-{what}-mib", ()), devices)
+        for what in ("model", "kv", "state", "compute")
+    }
+    holds = max((int(text) for text in measured.values.get("tokens", ()) if text.isdigit()), default=0)
+    found = slots_of(model, weights)
+    tokens = found[0] * found[1] if found is not None else holds
+    if not (size["model"] and size["compute"] and holds and (size["kv"] or size["state"])):
+        return None
+    cache = math.ceil(size["kv"] * (-(-tokens // PAGE) * PAGE) / holds)
+    lines = (
+        Line(name="weights", size=size["model"], note="measured"),
+        Line(name="kv", size=cache, note=f"{tokens:,} tokens, measured"),
+        Line(name="state", size=size["state"], note="measured"),
+        Line(name="compute", size=size["compute"], note="measured"),
+        Line(name="overhead", size=int((CONTEXT if where == "gpu" else HOST) * GIB)),
+    )
+    return Footprint(lines=tuple(line for line in lines if line.size))
+
+
+def _fullest(texts: tuple[str, ...], devices: int) -> int:
+    """Bytes on one device, at most: each has as many lines of one kind, such as one for layers with a window and one without."""
+    if devices == 1:
+        return math.ceil(sum(map(_mib, texts)) * MIB)
+    return math.ceil(max(map(_mib, texts), default=0) * -(-len(texts) // devices) * MIB)
 
 
 def _mib(text: str) -> float:

@@ -11,8 +11,17 @@ from llmgw.model.manifest import ProfileSpec
 from llmgw.model.record import RankPlacement
 from llmgw.model.weights import Measured
 
-UNITS: Mapping[str, float] = {"weights": 1024**3, "kv": 1024**3, "mib": 1024**2}
-"""Bytes of one of what the value counts, by its name; those that are not here are plain numbers."""
+GIB = 1024**3
+HUNDREDTHS = 100
+UNITS: Mapping[str, float] = {
+    **dict.fromkeys(("weights", "kv", "k", "v", "latent", "conv", "state"), GIB),
+    "at-once": HUNDREDTHS,
+}
+"""What the value counts, by its name: bytes of one GiB, hundredths of a request; those that are not here are plain numbers."""
+LEAST_COUNTS = frozenset({"kv", "tokens", "longest", "at-once"})
+"""Of several ranks in one output, the one that leaves the least for the cache counts."""
+CPU = GpuKind(gpu_class="cpu", memory=0)
+"""In a GPU's place where a rank computes on none."""
 
 
 def measurement_key(model: DesiredModel, weights: str, kind: GpuKind) -> str:
@@ -46,19 +55,24 @@ def measure(
     *,
     given: Mapping[str, str],
 ) -> Measure | None:
-    """What the agent is to look for in the engine's output; None where the GPU is not known, or none is used."""
-    facts = placed.nodes[rank.node].facts
-    claimed = {claim.uuid for claim in rank.gpus}
-    gpu = next((gpu for gpu in facts.gpus if gpu.uuid in claimed), None) if facts is not None else None
-    if gpu is None:
-        return None
+    """What the agent is to look for in the engine's output; None where the GPU is not known."""
     model = placed.model
+    kind = CPU if model.profile.gpus.per_node == 0 else _kind(placed, rank)
+    if kind is None:
+        return None
     return Measure(
-        key=measurement_key(model, weights, GpuKind.of(gpu)),
-        about=f"{model.name} on {_engine(model.profile)}, {gpu.gpu_class}",
+        key=measurement_key(model, weights, kind),
+        about=f"{model.name} on {_engine(model.profile)}, {kind.gpu_class}",
         patterns=dict(patterns),
         given=dict(given),
     )
+
+
+def _kind(placed: Placed, rank: RankPlacement) -> GpuKind | None:
+    facts = placed.nodes[rank.node].facts
+    claimed = {claim.uuid for claim in rank.gpus}
+    gpus = facts.gpus if facts is not None else ()
+    return next((GpuKind.of(gpu) for gpu in gpus if gpu.uuid in claimed), None)
 
 
 def _engine(profile: ProfileSpec) -> str:
@@ -66,7 +80,7 @@ def _engine(profile: ProfileSpec) -> str:
 
 
 def amounts(measured: Measured) -> dict[str, int]:
-    """Bytes by name. Of several ranks in one output the one that leaves the least for the cache counts."""
+    """By name, in bytes where it is memory."""
     found: dict[str, int] = {}
     for name, texts in {
         **measured.values,
@@ -74,8 +88,8 @@ def amounts(measured: Measured) -> dict[str, int]:
     }.items():
         numbers = [number for text in texts if (number := _number(text)) is not None]
         if numbers:
-            pick = min(numbers) if name in ("kv", "tokens", "longest") else max(numbers)
-            found[name] = int(pick * UNITS.get(name, 1))
+            pick = min(numbers) if name in LEAST_COUNTS else max(numbers)
+            found[name] = round(pick * UNITS.get(name, 1))
     return found
 
 

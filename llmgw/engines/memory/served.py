@@ -12,7 +12,7 @@ from llmgw.core.adapter import GpuKind, GpuNeed, Known, Placed
 from llmgw.engines.lora import lora
 from llmgw.engines.memory import capability
 from llmgw.engines.memory.footprint import GIB, Footprint, Line, Split, cache_bytes
-from llmgw.engines.memory.measured import amounts, measure, measurement_key
+from llmgw.engines.memory.measured import HUNDREDTHS, amounts, measure, measurement_key
 from llmgw.engines.memory.needs import gpu_need
 from llmgw.engines.memory.options import amount, count, flag, option
 from llmgw.model.desired import DesiredModel
@@ -56,6 +56,8 @@ MEASURE: Mapping[str, str] = {
     "weights": r"Model loading took ([0-9.]+) GiB",
     "kv": r"Available KV cache memory: ([0-9.]+) GiB",
     "tokens": r"GPU KV cache size: ([0-9,]+) tokens",
+    "length": r"Maximum concurrency for ([0-9,]+) tokens per request",
+    "at-once": r"Maximum concurrency for [0-9,]+ tokens per request: ([0-9.]+)x",
     "longest": r"estimated maximum model length is ([0-9]+)",
 }
 """vLLM's own lines (gpu_model_runner.py, gpu_worker.py, kv_cache_utils.py)."""
@@ -69,6 +71,8 @@ class Served:
         return indivisible(model, weights)
 
     def unknown(self, model: DesiredModel, weights: Weights) -> str:
+        if not model.profile.gpus.per_node:
+            return ""  # on a CPU the cache is as large as it is told to be, whatever a token takes
         if weights.unknown:
             return f"what a token takes of it is not known: {weights.unknown}"
         return (
@@ -80,7 +84,31 @@ class Served:
     def on(self, model: DesiredModel, known: Known, weights: Weights, kind: GpuKind) -> GpuNeed:
         measured = known.measured.get(measurement_key(model, weights.digest, kind))
         footprint = self._measured(model, weights, kind, amounts(measured)) if measured else None
-        footprint = footprint or self.footprint(model, weights, kind)
+        return self._need(model, weights, kind, measured, footprint or self.footprint(model, weights, kind))
+
+    def learnt(self, model: DesiredModel, known: Known, weights: Weights, kind: GpuKind) -> GpuNeed | None:
+        measured = known.measured.get(measurement_key(model, weights.digest, kind))
+        if measured is None:
+            return None
+        footprint = self._measured(model, weights, kind, amounts(measured))
+        return self._need(model, weights, kind, measured, footprint) if footprint is not None else None
+
+    def host_learnt(self, model: DesiredModel, known: Known, weights: Weights) -> Footprint | None:
+        del (
+            model,
+            known,
+            weights,
+        )  # nothing of it is measured: only the size of the weights can be what is not known
+        return None
+
+    def _need(
+        self,
+        model: DesiredModel,
+        weights: Weights,
+        kind: GpuKind,
+        measured: Measured | None,
+        footprint: Footprint,
+    ) -> GpuNeed:
         cache = next((line.size for line in footprint.lines if line.name == "kv"), 0)
         room = self.takes(model, kind.memory)
         at_once = (room - footprint.total + cache) / cache if cache else 0
@@ -90,7 +118,9 @@ class Served:
             footprint,
             takes=lambda total: self.takes(model, total),
             refused=self._refuses_kind(model, weights, kind) or self._said_no(model, weights, kind, measured),
-            spare=f"enough for {at_once:,.{1 if at_once < MANY else 0}f} such requests at once" if cache else "",
+            spare=f"enough for {at_once:,.{1 if at_once < MANY else 0}f} such requests at once"
+            if cache
+            else "",
         )
 
     def host(self, model: DesiredModel, weights: Weights) -> Footprint:
@@ -134,10 +164,13 @@ class Served:
         if not {"weights", "kv", "budget"} <= said.keys() or said["budget"] < said["weights"] + said["kv"]:
             return None
         rest = said["budget"] - said["weights"] - said["kv"]
+        cache = _said_of_cache(model, weights, said) if weights.unknown else None
+        if weights.unknown and cache is None:
+            return None
         return Footprint(
             lines=(
                 Line(name="weights", size=said["weights"], note="measured"),
-                kv_line(model, weights, batch_of(model, kind)),
+                cache or kv_line(model, weights, batch_of(model, kind)),
                 Line(name="activations and overhead", size=rest, note="measured"),
             )
         )
@@ -167,7 +200,9 @@ class Served:
 
 
 def measured_by(placed: Placed, rank: RankPlacement, weights: str) -> Measure | None:
-    """What vLLM says of its memory, and the share it was given, which it does not say."""
+    """What vLLM says of its memory, and the share it was given, which it does not say; None on a CPU, where it is told all."""
+    if not placed.model.profile.gpus.per_node:
+        return None
     facts = placed.nodes[rank.node].facts
     claimed = {claim.uuid for claim in rank.gpus}
     gpus = facts.gpus if facts is not None else ()
@@ -201,6 +236,21 @@ def kv_line(model: DesiredModel, weights: Weights, batch: int) -> Line:
         weights.cache, split_of(model), element=cache_element(model), tokens=tokens, batch=batch
     )
     return Line(name="kv", size=size, note=f"{tokens:,} tokens")
+
+
+def _said_of_cache(model: DesiredModel, weights: Weights, said: Mapping[str, int]) -> Line | None:
+    """What one request takes where nobody can reckon it, by how many of them vLLM says its cache holds; None: it has not said. A
+    refused start has told the length of which it holds one. A longer request is taken to need more in proportion and a shorter
+    one no less, which is never too little: what does not go by the token is there once."""
+    length, at_once = said.get("length"), said.get("at-once")
+    if not length or not at_once:
+        length, at_once = said.get("longest"), HUNDREDTHS
+    if not length:
+        return None
+    tokens = tokens_of(model, weights) or length
+    size = math.ceil(said["kv"] * HUNDREDTHS / at_once * max(tokens / length, 1))
+    at = "" if tokens == length else f" at {length:,}"
+    return Line(name="kv", size=size, note=f"{tokens:,} tokens, measured{at}")
 
 
 def cache_element(model: DesiredModel) -> float:

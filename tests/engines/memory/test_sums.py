@@ -269,9 +269,6 @@ def test_unknown_is_a_reason_to_refuse_and_never_zero() -> None:
     ):
         made = reckon(on_vllm(), weights, L40S)
         assert made.unknown
-        assert made.unknown.endswith(
-            "write memory: in the profile with what one shard takes, or allow it with --allow-unknown-size"
-        )
         assert made.on == ()
 
 
