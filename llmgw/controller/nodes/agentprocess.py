@@ -164,8 +164,8 @@ def reap(pid: int) -> int | None:
 async def _bury(holder: Holder, *, until: float) -> None:
     """The lock goes a moment before the process does; one that we started is also ours to wait for."""
     while asyncio.get_running_loop().time() < until:
-        with suppress(ChildProcessError):
-            os.waitpid(holder.pid, os.WNOHANG)  # noqa: ASYNC222 - WNOHANG never waits
         if not _is(holder):
+            with suppress(ChildProcessError):
+                os.waitpid(holder.pid, os.WNOHANG)  # noqa: ASYNC222 - WNOHANG never waits
             return
         await asyncio.sleep(POLL / 10)

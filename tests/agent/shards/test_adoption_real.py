@@ -77,6 +77,7 @@ def test_a_living_shim_with_a_dead_engine_is_no_obstacle_to_a_new_start(node: Re
         pid, path = await ready(node, launch)
         shim = shim_of(path)
         os.kill(shim.pid, signal.SIGSTOP)
+        await until(lambda: (one := proc.stat(shim.pid)) is not None and one.state == "T")
         os.kill(pid, signal.SIGKILL)
         await until(lambda: (one := proc.stat(pid)) is not None and one.state == "Z")
         agent = Agent(node)
