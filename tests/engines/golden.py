@@ -54,10 +54,10 @@ def _lora(spec: LaunchSpec) -> list[str]:
     if (lora := spec.lora) is None:
         return []
     lines = [f"adapters: {lora.form or 'of any form'}, listed by {_probe(lora.listing.probe)}"]
-    for adapter in lora.adapters:
-        lines.append(
-            f"  {adapter.name}: rank {adapter.rank}, at {adapter.path or 'what is fetched'}, asked by {adapter.send}"
-        )
+    lines += [
+        f"  {adapter.name}: rank {adapter.rank}, at {adapter.path or 'what is fetched'}, asked by {adapter.send}"
+        for adapter in lora.adapters
+    ]
     if (calls := lora.calls) is not None:
         lines.append(f"  at most {calls.most}, of ranks up to {calls.highest_rank}")
         lines += [f"  load: {_probe(calls.load)}", f"  unload: {_probe(calls.unload)}"]

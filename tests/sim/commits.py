@@ -11,6 +11,7 @@ from llmgw.model.desired import Desired
 from llmgw.model.ids import Commit
 from llmgw.model.manifest import (
     GIB,
+    Adapter,
     Duration,
     Engine,
     Gpus,
@@ -62,6 +63,7 @@ class ModelWish:
     auto_revert: bool = True
     spread: bool = False
     label: int = 0
+    adapters: tuple[str, ...] | None = None  # None: it runs without LoRA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,13 @@ def with_gangs(wish: FleetWish) -> FleetWish:
     the same."""
     gangs: Mapping[Shape, Shape] = {"pair": "gang", "cpu": "cpu gang"}
     models = (replace(it, shape=gangs.get(it.shape, it.shape)) for it in wish.models)
+    return replace(wish, models=tuple(models))
+
+
+def with_adapters(wish: FleetWish, turn: int) -> FleetWish:
+    """The same wish with LoRA adapters that are others at each turn; draws nothing."""
+    names = [f"lora/{(turn + number) % 5}" for number in range(turn % 4)]
+    models = (replace(it, adapters=tuple(names)) for it in wish.models)
     return replace(wish, models=tuple(models))
 
 
@@ -221,6 +230,17 @@ MANNERS: Mapping[Manner, tuple[str, ...]] = {
 """As the sim engine itself would be told."""
 
 
+LOADED = 2
+"""Adapters that may be loaded at once: fewer than a wish may list."""
+
+
+def _adapter(name: str) -> Adapter:
+    """Half of them have to be fetched."""
+    far = int(name[-1]) % 2
+    fetched = Source(url=f"http://weights.invalid/{name}", sha256="0" * 64)
+    return Adapter(name=name, source=fetched if far else Source(path=f"/adapters/{name}"))
+
+
 def _model_spec(model: ModelWish) -> ModelSpec:
     return ModelSpec(
         source=Source(url=f"http://weights.invalid/{model.name}.gguf", sha256="0" * 64),
@@ -228,6 +248,8 @@ def _model_spec(model: ModelWish) -> ModelSpec:
         replicas=model.replicas,
         priority=model.priority,
         protect=model.protect,
+        adapters=tuple(_adapter(name) for name in model.adapters or ()),
+        max_loaded_adapters=0 if model.adapters is None else LOADED,
         placement=PlacementRules(spread="node" if model.spread else "none"),
         rollout=Rollout(
             max_surge=model.max_surge,

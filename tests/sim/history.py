@@ -5,12 +5,20 @@ All of it follows from one number. Run one by hand: ``python -m tests.sim.histor
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
 from llmgw.model.plan import Action
-from tests.sim.commits import FleetWish, edited, first_wish, with_gangs
+from tests.sim.commits import (
+    LOADED,
+    FleetWish,
+    ModelWish,
+    edited,
+    first_wish,
+    with_adapters,
+    with_gangs,
+)
 from tests.sim.deeds import APPLIES, DEEDS, FATE, LOOK_EVERY, Event, agent_again
 from tests.sim.loop import DeadlockError, VirtualLoop, run
 from tests.sim.world import LAST_ACTIONS, World
@@ -83,6 +91,18 @@ def _with_gangs(history: History) -> History:
         for event in history.events
     )
     return replace(history, start=with_gangs(history.start), events=tuple(events))
+
+
+def adapted(history: History) -> History:
+    """The same history of a fleet whose models have LoRA adapters, others at each commit."""
+    events, turn = [], 1
+    for event in history.events:
+        if event.wish is not None:
+            turn += 1
+            events.append(replace(event, wish=with_adapters(event.wish, turn)))
+        else:
+            events.append(event)
+    return replace(history, start=with_adapters(history.start, 1), events=tuple(events))
 
 
 def _event(rng: Random, kind: str, *, gaps: Sequence[float]) -> Event:
@@ -237,9 +257,23 @@ async def _nothing_to_do(world: World, when: str) -> None:
             world.violate(
                 f"{when}: {there} of {model.replicas} replicas of {model.name} serve, and nothing is blocked"
             )
+    _have_their_adapters(world, (it for it in wish.models if it.name not in blocked), when)
     for name in serving:
         if wish.model(name) is None and name not in blocked:
             world.violate(f"{when}: {name} is not in Git and serves on")
+
+
+def _have_their_adapters(world: World, models: Iterable[ModelWish], when: str) -> None:
+    """Engines themselves, not what their agents say."""
+    wanted = {it.name: sorted(it.adapters[:LOADED]) for it in models if it.adapters is not None}
+    for name, node in world.nodes.items():
+        for process in node.machine.living():
+            shard = process.order.shard
+            asked = wanted.get(shard.partition("-")[0])
+            if asked is not None and shard.endswith("-r0") and sorted(process.adapters) != asked:
+                world.violate(
+                    f"{when}: {shard} on {name} has the adapters {[*process.adapters]}, not {asked}"
+                )
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from llmgw.wire.messages import PROTOCOL
 from tests.sim.commits import address_of
 from tests.sim.crash import Incarnation, guard
 
-MUTATING = frozenset({"start", "drain", "stop", "forget", "install", "fetch", "cancel", "key"})
+MUTATING = frozenset({"start", "drain", "stop", "forget", "install", "fetch", "cancel", "key", "adapters"})
 Watched = Callable[[str, str, Mapping[str, Any], Any], None]
 """Node, method, parameters and what came of it (None: it has just arrived)."""
 

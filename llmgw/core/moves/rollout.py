@@ -18,9 +18,8 @@ from llmgw.core.amounts import at
 from llmgw.core.moves.adapters import settle_adapters, why_replaced
 from llmgw.core.moves.again import complete, remind, start_again
 from llmgw.core.moves.departure import depart, remove, tell_unknown
-from llmgw.core.moves.diff import ADAPTERS
+from llmgw.core.moves.diff import ADAPTERS, spec_changes
 from llmgw.core.moves.diff import change as field_change
-from llmgw.core.moves.diff import spec_changes
 from llmgw.core.moves.model_level import TOLD_OF_THE_MODEL, tell_held, tell_in_place
 from llmgw.core.moves.round import Copy, Round
 from llmgw.core.moves.standing import Standing, Want, best_old, broken, is_current, misplaced, serves
