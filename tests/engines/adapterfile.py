@@ -25,7 +25,7 @@ def write(path: Path, *, seed: int, layers: range, hidden: int, strength: float)
             (f"{name}.lora_a", (hidden, RANK), numbers(hidden**-0.5)),
             (f"{name}.lora_b", (RANK, hidden), numbers(strength)),
         ]
-    settings = {
+    settings: dict[str, str | float] = {
         "general.architecture": "llama",
         "general.type": "adapter",
         "adapter.type": "lora",

@@ -127,7 +127,7 @@ def as_format(found: Sequence[Reachable], name: str) -> str:
 
 def _litellm(found: Sequence[Reachable]) -> str:
     """``model_list`` of a LiteLLM proxy: one entry a replica and name, which it balances over. JSON is YAML."""
-    entries = [
+    entries: list[dict[str, object]] = [
         {
             "model_name": name,
             "litellm_params": {
