@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.e2e.road import Road
+from tests.engines import statemodel
 from tests.engines.wheels import wheel_dir
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -53,6 +54,33 @@ def test_a_model_of_unstated_size_is_fetched_then_summed_and_served(road: Road) 
     refused = road.llmgw("apply", "--yes", expect=6)
     assert "not enough memory" in refused
     assert re.search(r"needs [0-9.]+ GiB of memory", refused)
+
+
+def test_a_model_that_nobody_can_reckon_needs_no_word_after_its_first_run(road: Road, tmp_path: Path) -> None:
+    """Real llama.cpp, with layers that carry a state along: allowed once, measured, and planned by that from then on."""
+    weights = statemodel.write(tmp_path / "state.gguf")
+    road.edit("profile", MEMORY, '  args: ["-lv", "4"]\n')
+    road.edit(
+        "model", r"(?s)    # One file out of.*?    pip:.*?\n  aliases", f"    path: {weights}\n  aliases"
+    )
+    road.commit("Serve a state-space model")
+    refused = road.llmgw("apply", "--yes", expect=5)
+    assert "mamba has layers that carry a state along (ssm.state_size): write memory:" in refused
+
+    assert "ready after" in road.llmgw("apply", "--yes", "--allow-unknown-size")
+    (said,) = json.loads(_kept(road, "weights.json"))["measured"].values()
+    assert said["values"].keys() == {
+        "host-model-mib",
+        "host-state-mib",
+        "host-compute-mib",
+        "tokens",
+    }
+
+    road.edit("model", "replicas: 1", "replicas: 2")
+    road.commit("Serve it twice")
+    planned = road.llmgw("plan")
+    assert re.search(r"needs no GPU, 0\.1 GiB of host memory: weights [0-9.]+ \(measured\), state ", planned)
+    assert "start smollm2" in planned
 
 
 def _kept(road: Road, path: str) -> str:
