@@ -230,3 +230,34 @@ def test_ranks_of_a_gang_are_all_told_and_only_the_leader_loads() -> None:
     world.desired = desired([node("gpu01"), node("gpu02")], [replace(chat(SQL, LEGAL), profile=gang.profile)])
     told = [(step.node, step.reason) for step in world.plan().steps if step.kind is StepKind.ADAPTERS]
     assert told == [("gpu01", "Git asks for it"), ("gpu02", "its leader loads it for all ranks")]
+
+
+def test_the_digest_holds_what_decides_the_launch_and_nothing_that_is_loaded_later() -> None:
+    def first(*adapters: Adapter, most: int = 2) -> str:
+        return chat(*adapters, most=most).spec_digest
+
+    assert first(SQL) == first(LEGAL, MORE) == first(lora("small", rank=9)) == first()
+    assert first(SQL) != first(lora("small", rank=8))
+    assert first(SQL) != first(SQL, most=3)
+    assert first(SQL, most=0) != first(LEGAL, most=0)
+    assert chat(lora("small", rank=8)).runs_as(first(SQL))
+    assert not chat(SQL).runs_as(first(lora("small", rank=8)))
+    at_start = spec_digests(
+        chat(SQL).spec, codec.to_json(chat(SQL).profile), served_name="chat", key_id=KEY, lora_ranks=()
+    )
+    assert len(at_start) == 1
+
+
+def test_a_replica_of_a_higher_rank_that_its_node_lost_is_started_for_what_is_asked_now() -> None:
+    world = settled(chat(SQL, lora("big", rank=64)))
+    asked(world, chat(SQL))
+    world.settle()
+    (state,) = world.nodes.values()
+    state.shards.clear()
+    made = world.plan()
+    (start,) = [step for step in made.steps if step.kind is StepKind.START]
+    assert start.launch is not None
+    assert start.launch.spec_digest == chat(SQL).spec_digest
+    assert str(start.replica).startswith(f"chat-{chat(SQL).spec_digest[:8]}-")
+    world.settle()
+    assert not world.plan().steps

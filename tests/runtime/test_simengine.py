@@ -50,6 +50,50 @@ def test_it_shows_what_it_only_pretends(sims: Sims) -> None:
     assert entry.model_dump()["pretends"] == {"dtype": "bfloat16", "parallel.tensor": "8"}
 
 
+# ---- Adapters ----------------------------------------------------------------------------------------
+
+
+def call(port: int, route: str, **body: object) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    return httpx.post(f"http://127.0.0.1:{port}/v1/{route}_lora_adapter", json=body, headers=headers)
+
+
+def adapters(port: int) -> dict[str, str]:
+    with openai_client(port) as client:
+        listed = [entry.model_dump() for entry in client.models.list()]
+    return {entry["id"]: entry["root"] for entry in listed if entry.get("parent") == "chat"}
+
+
+def test_adapters_are_loaded_listed_asked_and_unloaded_as_in_vllm(sims: Sims) -> None:
+    _, port = sims.serving("--max-adapters", "2", "--refuse-adapter", "bad")
+    assert call(port, "load", lora_name="sql", lora_path="/a").status_code == 200
+    assert call(port, "load", lora_name="sql", lora_path="/a").status_code == 400
+    assert call(port, "load", lora_name="sql", lora_path="/b", load_inplace=True).status_code == 200
+    assert call(port, "load", lora_name="team/legal", lora_path="/c").status_code == 200
+    assert "no more fit" in call(port, "load", lora_name="third", lora_path="/d").text
+    assert "told to" in call(port, "load", lora_name="bad", lora_path="/d").text
+    assert adapters(port) == {"sql": "/b", "team/legal": "/c"}
+    with openai_client(port) as client:
+        answer = client.completions.create(model="team/legal", prompt="hello")
+        assert (answer.model, answer.choices[0].text) == ("team/legal", "You said: hello")
+    assert call(port, "unload", lora_name="team/legal").status_code == 200
+    assert call(port, "unload", lora_name="team/legal").status_code == 404
+    assert call(port, "load", lora_name=1, lora_path="/a").status_code == 400
+    assert call(port, "unload").status_code == 404
+    with openai_client(port) as client, pytest.raises(openai.NotFoundError):
+        client.completions.create(model="team/legal", prompt="hello")
+
+
+def test_adapters_of_its_start_are_there_and_none_can_be_added(sims: Sims, tmp_path: Path) -> None:
+    _, port = sims.serving("--adapter", "sql=/a")
+    assert adapters(port) == {"sql": "/a"}
+    assert call(port, "load", lora_name="more", lora_path="/b").status_code == 404
+    (tmp_path / "adapter_config.json").write_text('{"r": 32}')
+    _, port = sims.serving("--max-adapters", "2")
+    refused = call(port, "load", lora_name="big", lora_path=str(tmp_path))
+    assert (refused.status_code, "rank 32" in refused.text) == (400, True)
+
+
 # ---- The API -----------------------------------------------------------------------------------------
 
 

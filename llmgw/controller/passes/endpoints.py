@@ -28,7 +28,7 @@ class Reachable:
 
 
 def reachable(record: Record, secret: bytes, model: str | None = None) -> tuple[Reachable, ...]:
-    """Every published replica, or those of one model by name, served name or alias. StalledError names the models
+    """Every published replica, or those of one model by name, served name, alias or adapter. StalledError names the models
     that there are when it is none of them."""
     chosen = [it for it in record.endpoints if model is None or model in _names(it)]
     if model is not None and not chosen:
@@ -42,7 +42,12 @@ def reachable(record: Record, secret: bytes, model: str | None = None) -> tuple[
 
 
 def _names(endpoint: Endpoint) -> tuple[str, ...]:
-    return (endpoint.model, endpoint.served_name, *endpoint.aliases)
+    return (
+        endpoint.model,
+        endpoint.served_name,
+        *endpoint.aliases,
+        *(it.name for it in endpoint.adapters),
+    )
 
 
 def ready(found: Sequence[Reachable]) -> tuple[Reachable, ...]:

@@ -21,7 +21,7 @@ from llmgw.controller.passes.endpoints import (
 from llmgw.controller.secrets import replica_key
 from llmgw.model.ids import FleetId, ReplicaId
 from llmgw.model.problems import StalledError
-from llmgw.model.record import Endpoint, ModelRecord, Record
+from llmgw.model.record import Endpoint, EndpointAdapter, ModelRecord, Record
 
 SECRET = b"a secret that is long enough for any purpose"
 
@@ -162,3 +162,35 @@ def test_a_file_with_keys_is_private_and_replaced_as_a_whole(tmp_path: Path) -> 
     assert path.read_text() == "new\n"
     assert path.stat().st_mode & 0o777 == 0o600
     assert [it.name for it in tmp_path.iterdir()] == ["endpoints.json"]
+
+
+# ---- adapters ------------------------------------------------------------------------------------------
+
+
+def with_adapters(*adapters: EndpointAdapter) -> tuple[Reachable, ...]:
+    record = replace(RECORD, endpoints=(replace(endpoint("chat-00000001-0.1"), adapters=adapters),))
+    return reachable(record, SECRET, adapters[0].name)
+
+
+SQL = EndpointAdapter(name="sql", send={"model": "chat:sql"})
+POLITE = EndpointAdapter(name="polite", send={"lora": [{"id": 0, "scale": 1.0}], "cache_prompt": False})
+
+
+def test_adapters_are_told_with_what_a_request_sends() -> None:
+    (first, *told) = as_table(with_adapters(SQL, POLITE)).splitlines()[1:]
+    assert first.startswith("org/chat ")
+    assert told == [
+        '    adapter sql: send {"model": "chat:sql"}',
+        '    adapter polite: send {"lora": [{"id": 0, "scale": 1.0}], "cache_prompt": false}',
+    ]
+    (entry,) = json.loads(as_json(with_adapters(SQL), RECORD))["endpoints"]
+    assert entry["adapters"] == [{"name": "sql", "send": {"model": "chat:sql"}}]
+
+
+def test_a_proxy_gets_each_adapter_as_a_model_of_its_own() -> None:
+    entries = json.loads(as_format(with_adapters(SQL, POLITE), "litellm"))["model_list"]
+    told = {entry["model_name"]: entry["litellm_params"] for entry in entries}
+    assert set(told) == {"org/chat", "default", "sql", "polite"}
+    assert told["sql"]["model"] == "openai/chat:sql"
+    assert told["polite"]["model"] == "openai/org/chat"
+    assert told["polite"]["extra_body"] == POLITE.send
