@@ -135,8 +135,9 @@ def _tensor_files(path: str, files: Mapping[str, Path]) -> list[Path]:
             _, names = safetensors.indexed(data)
         except safetensors.BadHeaderError as wrong:
             raise _Unusable(f"{index}: {wrong}: copy the model again") from wrong
-        plain = [name for name in names if "/" not in name]
-        return [file for file, _, _ in _all_there(Path(path), plain)]
+        if apart := next((name for name in names if "/" in name), None):
+            raise _Unusable(f"{index} names {apart:.200}, which is not beside it: copy the model again")
+        return [file for file, _, _ in _all_there(Path(path), names)]
     found = [file for name, file in sorted(files.items()) if name.endswith(".safetensors")]
     rest = [file for file in found if not file.name.startswith("consolidated")]
     return (rest or found)[: safetensors.MAX_FILES]
@@ -154,7 +155,7 @@ def _safetensors(base: Inspection, files: list[Path]) -> Inspection:
         except safetensors.BadHeaderError as wrong:
             raise _Unusable(f"{file}: {wrong}: copy it again") from wrong
         needed = safetensors.PREFIX + length + sum(found.values())
-        if whole < needed:
+        if whole != needed:  # no engine loads a file that its header does not tell in whole
             raise _Unusable(f"{file} has {whole} bytes, its header names {needed}: copy it again")
         size += whole
         for kind, count in found.items():

@@ -15,6 +15,8 @@ MAX_HEADER = 100_000_000
 INDEX = "model.safetensors.index.json"
 MAX_INDEX = 64 * 1024 * 1024
 MAX_FILES = 2_000
+MAX_SIZE = 2**53
+"""Bytes of all tensors; beyond that a number in JSON may be another."""
 
 
 class BadHeaderError(ValueError):
@@ -50,7 +52,7 @@ def indexed(index: bytes) -> tuple[int | None, tuple[str, ...]]:
     parsed = _object(index, INDEX)
     total, files = None, parsed.get("weight_map")
     match parsed.get("metadata"):
-        case {"total_size": int(size) | float(size)} if size > 0:
+        case {"total_size": int(size) | float(size)} if 1 < size < MAX_SIZE:  # True is a number too
             total = int(size)
     if (
         not isinstance(files, Mapping)

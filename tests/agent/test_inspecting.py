@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,18 @@ def test_a_missing_part_is_told_by_name(tmp_path: Path) -> None:
     assert (
         "lacks model-00002-of-00003.safetensors of 3 files: copy the whole model" in inspect(folder).problem
     )
+
+
+def test_an_index_that_names_files_elsewhere_is_not_half_believed(tmp_path: Path) -> None:
+    index = {"weight_map": {"a": "m-1.safetensors", "b": "../other/m-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "m-1.safetensors").write_bytes(headers.safetensors({"a": ("BF16", 2)}))
+    assert "names ../other/m-2.safetensors, which is not beside it" in inspect(tmp_path).problem
+
+
+def test_a_file_that_is_longer_than_its_header_says_is_told(tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors").write_bytes(headers.safetensors({"a": ("BF16", 2)}) + b"more")
+    assert re.search(r"has \d+ bytes, its header names \d+: copy it again", inspect(tmp_path).problem)
 
 
 def test_a_file_that_was_cut_is_told(tmp_path: Path) -> None:

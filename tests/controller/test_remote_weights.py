@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import struct
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ class Server:
         self.redirects: dict[str, str] = {}
         self.asked: list[tuple[str, str | None, str | None]] = []
         self.sent = 0
+        self.tells = ""  # of every part, in place of the truth
         self.url = ""
 
 
@@ -56,10 +58,14 @@ def serving() -> Iterator[Server]:
             wanted = self.headers.get("Range")
             if state.ranges and wanted:
                 begin, _, end = wanted.removeprefix("bytes=").partition("-")
+                if int(begin) >= len(data):
+                    self.send_error(416)
+                    return
                 part = data[int(begin) : int(end) + 1]
                 self.send_response(206)
                 last = int(begin) + len(part) - 1
-                self.send_header("Content-Range", f"bytes {begin}-{last}/{len(data)}")
+                told = state.tells or f"bytes {begin}-{last}/{len(data)}"
+                self.send_header("Content-Range", told)
             else:
                 part = data
                 self.send_response(200)
@@ -150,6 +156,10 @@ def test_a_server_without_ranges_is_read_only_as_far_as_needed(tmp_path: Path) -
     [
         (b"PK\x03\x04" + bytes(100), "does not begin"),
         (headers.llama()[:300], "ends within its header"),
+        (headers.llama(vocab=60_000)[:FIRST], "ends within its header"),
+        (b"", "ends within its header"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**63, 1), "are more than any model has"),
+        (b"GGUF" + struct.pack("<IQQQ", 3, 1, 1, 4 * 1024**3), "a text of 4294967296 bytes"),
         (None, "is not there"),
     ],
 )
@@ -172,6 +182,30 @@ def test_a_server_that_is_not_there_is_told_and_not_asked_again_at_once(tmp_path
     assert len(server.asked) == 1
     gone = look(server, by_url(server), tmp_path)
     assert "see that this machine reaches it" in gone.problem
+
+
+@pytest.mark.parametrize(
+    ("tells", "why"),
+    [
+        ("bytes 5-9/100", "another part than was asked for"),
+        ("bytes 0-" + "9" * 5000 + "/*", "another part than was asked for"),
+        ("parts of it", "another part than was asked for"),
+    ],
+)
+def test_a_server_that_sends_another_part_is_not_believed(tmp_path: Path, tells: str, why: str) -> None:
+    with serving() as server:
+        server.tells = tells
+        server.files["/x.gguf?signed=secret"] = a_gguf()
+        assert why in look(server, by_url(server), tmp_path).problem
+
+
+def test_a_server_that_sends_in_circles_is_told(tmp_path: Path) -> None:
+    with serving() as server:
+        server.redirects["/x.gguf?signed=secret"] = "/x.gguf?signed=secret"
+        seen = look(server, by_url(server), tmp_path)
+    assert "redirects" in seen.problem
+    assert "secret" not in seen.problem
+    assert len(server.asked) < 50
 
 
 def test_what_can_not_change_is_asked_for_once(tmp_path: Path) -> None:
@@ -206,6 +240,20 @@ def test_a_repository_is_known_from_its_index(tmp_path: Path) -> None:
     assert (seen.problem, seen.size, seen.files, seen.config) == ("", 1234, 2, '{"hidden_size": 8}')
 
 
+TWO = json.dumps({"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}).encode()
+A_FILE = headers.safetensors({"a": ("F32", 2)})
+
+
+@pytest.mark.parametrize("total", ["Infinity", "NaN", "true", "-5", "0", '"7"', "1e300", "null", "[7]"])
+def test_an_index_whose_sum_is_none_is_not_believed(tmp_path: Path, total: str) -> None:
+    index = TWO.replace(b"{", f'{{"metadata": {{"total_size": {total}}}, '.encode(), 1)
+    with serving() as server:
+        files = {"config.json": b"{}", "model.safetensors.index.json": index}
+        hub(server, {**files, "m-1.safetensors": A_FILE, "m-2.safetensors": A_FILE})
+        seen = look(server, on_hub(), tmp_path)
+    assert (seen.problem, seen.size) == ("", 4)
+
+
 def test_an_index_without_a_sum_is_made_up_from_the_headers(tmp_path: Path) -> None:
     index = json.dumps({"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}).encode()
     with serving() as server:
@@ -225,7 +273,7 @@ def test_a_single_file_is_known_from_its_header(tmp_path: Path) -> None:
     many = {f"tensor-number-{n}": ("BF16", 2) for n in range(6_000)}
     file = headers.safetensors(many)
     with serving() as server:
-        hub(server, {"config.json": b"{}", "model.safetensors": file + bytes(1000)})
+        hub(server, {"config.json": b"{}", "model.safetensors": file})
         seen = look(server, on_hub(), tmp_path)
     assert seen.tensors == {"BF16": 12_000}
     assert len(file) > FIRST  # so that it took a second piece
@@ -278,6 +326,15 @@ def test_a_branch_is_asked_for_again_and_a_commit_is_not(tmp_path: Path) -> None
         ({"config.json": bytes(MAX_CONFIG + 1)}, "is larger than"),
         ({"config.json": b"{}", "model.safetensors.index.json": b"[]"}, "is no JSON object"),
         ({"config.json": b"{}", "model.safetensors": b"nonsense" * 9}, "it is no safetensors file"),
+        ({"config.json": b"{}", "model.safetensors": A_FILE[:-1]}, "it has 104 bytes, its header names 105"),
+        (
+            {"config.json": b"{}", "model.safetensors": A_FILE + b"1"},
+            "it has 106 bytes, its header names 105",
+        ),
+        (
+            {"config.json": b"{}", "model.safetensors.index.json": TWO, "m-1.safetensors": A_FILE},
+            "names m-2.safetensors in its index, and it is not there",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_repository_is_told(tmp_path: Path, files: dict[str, bytes], why: str) -> None:

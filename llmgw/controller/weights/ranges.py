@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import httpx
 
 TIMEOUT = httpx.Timeout(20.0, connect=10.0)
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)$")
-OK, PARTIAL, NOT_FOUND = 200, 206, 404
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)$")
+OK, PARTIAL, NOT_FOUND, BEYOND = 200, 206, 404, 416
 REFUSED = frozenset({401, 403})
 
 
@@ -32,7 +32,7 @@ class Ranges:
     token: str | None = None
 
     async def piece(self, url: str, begin: int, end: int) -> Piece | None:
-        """Bytes ``begin`` up to ``end`` (not included), fewer where the file ends before; None: there is no such file."""
+        """Bytes ``begin`` up to ``end`` (not included), fewer, or none, where the file ends before; None: there is no such file."""
         headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
         if self.token is not None:
             headers["Authorization"] = f"Bearer {self.token}"
@@ -40,6 +40,8 @@ class Ranges:
             async with self.client.stream("GET", url, headers=headers) as answer:
                 if answer.status_code == NOT_FOUND:
                     return None
+                if answer.status_code == BEYOND:
+                    return Piece(data=b"", total=None)
                 skip, total = _where(answer, url, begin)
                 return Piece(data=await _bounded(answer, skip, end - begin), total=total)
         except (httpx.HTTPError, httpx.InvalidURL) as wrong:
@@ -69,7 +71,7 @@ def _where(answer: httpx.Response, url: str, begin: int) -> tuple[int, int | Non
         return 0, int(told[3]) if told[3] != "*" else None
     if status == OK:  # it knows no ranges: what comes before is thrown away
         length = answer.headers.get("Content-Length", "")
-        return begin, int(length) if length.isdigit() else None
+        return begin, int(length) if length.isascii() and length.isdigit() else None
     raise NotReadError(f"asking {plain(url)}: it answered {status}: see that the address is right")
 
 

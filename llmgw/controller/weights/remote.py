@@ -156,7 +156,12 @@ async def _indexed(ranges: Ranges, base: str, seen: Inspection, listed: bytes) -
         return replace(seen, files=len(names), size=total)
     tensors: dict[str, int] = {}
     for name in names:
-        for kind, count in (await _header(ranges, f"{base}/{quote(name)}", seen.path) or {}).items():
+        found = await _header(ranges, f"{base}/{quote(name)}", seen.path)
+        if found is None:
+            raise NotReadError(
+                f"{seen.path} names {name:.200} in its index, and it is not there: name another revision"
+            )
+        for kind, count in found.items():
             tensors[kind] = tensors.get(kind, 0) + count
     return replace(seen, files=len(names), size=sum(tensors.values()), tensors=tensors)
 
@@ -185,6 +190,15 @@ async def _header(ranges: Ranges, url: str, place: str) -> dict[str, int] | None
         if end > len(data):
             rest = await ranges.piece(url, len(data), end)
             data += rest.data if rest is not None else b""
-        return safetensors.tensor_bytes(data[safetensors.PREFIX : end])
+        return _told(data[:end], first.total)
     except safetensors.BadHeaderError as wrong:
-        raise NotReadError(f"{url.rpartition('/')[2]} of {place}: {wrong}") from wrong
+        raise NotReadError(f"{url.rpartition('/')[2]} of {place}: {wrong}: name another revision") from wrong
+
+
+def _told(head: bytes, total: int | None) -> dict[str, int]:
+    """Bytes by type; ``head`` is all before the tensors. Raises BadHeaderError, also where the file is longer or shorter than that."""
+    found = safetensors.tensor_bytes(head[safetensors.PREFIX :])
+    needed = len(head) + sum(found.values())
+    if total is not None and total != needed:
+        raise safetensors.BadHeaderError(f"it has {total} bytes, its header names {needed}")
+    return found

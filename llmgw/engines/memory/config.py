@@ -12,18 +12,27 @@ from llmgw.model.weights import CacheGroup, Inspection, Weights
 
 _INNER = ("text_config", "llm_config", "language_config", "thinker_config")
 """Where models that also see or hear keep what concerns their language part."""
+NAME = 200
+"""Characters of an architecture's name that are told."""
 _FULL = frozenset({"full_attention", "attention", "chunked_attention"})
 _SLIDING = frozenset({"sliding_attention"})
 _STATE = (
     "mamba_d_state",
     "mamba_d_ssm",
+    "mamba_num_heads",
+    "mb_per_layer",
     "ssm_cfg",
+    "ssm_state_size",
     "state_size",
+    "hybrid_override_pattern",
+    "linear_attn_config",
     "linear_num_key_heads",
     "rwkv_version",
     "lru_width",
 )
 """Keys of layers that carry a state along, whose size does not go by the token."""
+MOST = 10**10
+"""The largest numbers in configs are lengths, of some ten million tokens."""
 _ENCODERS = ("Bert", "Roberta", "Electra", "Deberta", "MPNet", "NomicBert", "ModernBert")
 _SLIDES_EVERY_SECOND = frozenset({"gemma2"})
 """Types whose configs name a window and not which layers have it: every second one."""
@@ -67,7 +76,8 @@ def _weights(base: Weights, outer: Mapping[str, Any], config: Mapping[str, Any])
         1 if config.get("multi_query") is True else _count(config, "num_key_value_heads", "num_kv_heads")
     )
     names = outer.get("architectures")
-    architecture = str(names[0]) if isinstance(names, list) and names else str(outer.get("model_type", ""))
+    named = str(names[0]) if isinstance(names, list) and names else str(outer.get("model_type") or "")
+    architecture = named[:NAME] or "this model"
     cache, unknown = _cache(
         config, architecture, layers=layers, heads=heads, kv_heads=kv_heads, hidden=hidden
     )
@@ -101,10 +111,12 @@ def _picture_heads(outer: Mapping[str, Any]) -> int:
 
 
 def _count(config: Mapping[str, Any], *names: str) -> int:
-    """The first of these that is a number; 0: none is."""
+    """The first of these that is a number; 0: none is. Raises ValueError for one that no model has."""
     for name in names:
         value = config.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            if value > MOST:
+                raise ValueError(f"its {name} is larger than any model's")
             return value
     return 0
 
@@ -133,6 +145,8 @@ def _unknown(config: Mapping[str, Any], architecture: str, *, layers: int, size:
         return f"{architecture} has an encoder and a decoder"
     kinds = config.get("layer_types")
     strange = set(map(str, kinds)) - _FULL - _SLIDING if isinstance(kinds, list) else set()
+    if isinstance(types := config.get("attn_type_list"), list) and 0 in types:
+        strange.add("linear attention")
     state = next((name for name in _STATE if config.get(name)), None)
     if strange or state:
         return f"{architecture} has layers that carry a state along ({', '.join(sorted(strange)) or state})"

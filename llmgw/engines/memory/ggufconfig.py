@@ -6,6 +6,8 @@ from typing import Any
 from llmgw.model.weights import CacheGroup, Inspection, Weights
 
 EMBEDDING = "token_embd"
+MOST_LAYERS = 10_000
+"""The deepest models have some 130."""
 _STATE = ("ssm.state_size", "ssm.inner_size", "wkv.head_size", "shortconv.l_cache")
 """Settings of layers that carry a state along."""
 _SLIDES: Mapping[str, int] = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "cohere2": 4, "gpt-oss": 2}
@@ -16,8 +18,7 @@ def read(digest: str, description: str, seen: Inspection) -> Weights:
     """What a GGUF file is; ``problem`` where its header does not tell."""
     settings = _Settings(seen.metadata)
     layers = settings.count("block_count")
-    if not settings.architecture or not layers:
-        problem = f"the header of {seen.path} names no architecture and layers: it is no language model"
+    if problem := _problem(settings, seen, layers):
         return Weights(digest=digest, description=description, format=seen.format, problem=problem)
     cache, unknown = _cache(settings, layers)
     return Weights(
@@ -40,6 +41,19 @@ def read(digest: str, description: str, seen: Inspection) -> Weights:
         layer_sizes=tuple(seen.parts.get(f"blk.{index}", 0) for index in range(layers)),
         embedding_size=seen.parts.get(EMBEDDING, 0),
     )
+
+
+def _problem(settings: "_Settings", seen: Inspection, layers: int) -> str:
+    if not settings.architecture or not layers:
+        return f"the header of {seen.path} names no architecture and layers: it is no language model"
+    if layers > MOST_LAYERS:
+        return f"the header of {seen.path} names {layers} layers, which no model has: fetch it again"
+    parts = _number(seen.metadata.get("split.count"))
+    if parts > max(seen.files, 1):
+        return f"{seen.path} is a part of a model in {parts} files, {seen.files} of which are there: name a directory with all of them, or one whole file"
+    if not any(seen.parts.get(f"blk.{index}") for index in range(layers)):
+        return f"{seen.path} holds no tensors of its {layers} layers: it is a vocabulary or an adapter, no whole model"
+    return ""
 
 
 class _Settings:
