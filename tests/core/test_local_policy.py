@@ -26,6 +26,7 @@ def ruled(name: str, **rules: Any) -> NodeState:
         ({"engines": ("vllm",)}, {"engine": "vllm", "engine_path": "/opt/x"}, "not the engine in /opt/x"),
         ({"engines": ("/srv",)}, {"engine": "vllm", "engine_path": "/opt/x"}, "allows /srv"),
         ({"paths": ("/data",)}, {"engine": "sim", "weights_path": "/home/x"}, "agent.yaml:3"),
+        ({"paths": ("/data",)}, {"engine": "sim", "adapter_paths": ("/data/a", "/home/x")}, "agent.yaml:3"),
         ({"obstacle": "it is broken"}, {"engine": "sim"}, "it is broken"),
     ],
 )

@@ -70,7 +70,8 @@ def test_a_shard_expects_exactly_what_its_jobs_make(name: str) -> None:
     for rank, spec in enumerate(adapter.launch(of)):
         install = adapter.install(of.model, of.nodes[of.ranks[rank].node], of.pip)
         fetch = adapter.fetch(of.model, of.pip)
-        assert spec.needs == tuple(job.job for job in (install, fetch) if job)
+        loras = adapter.lora_fetches(of.model, of.pip) if spec.lora and spec.lora.calls is None else ()
+        assert spec.needs == tuple(job.job for job in (install, fetch, *loras) if job)
         assert spec.engine == spec.expect.engine == (install.digest if install else None)
         assert spec.weights == spec.expect.weights == (fetch.digest if fetch else None)
         words = [word for process in spec.processes for word in process.argv]

@@ -171,8 +171,8 @@ async def _first(work: "asyncio.Future[Any]", broken: asyncio.Event) -> None:
         await asyncio.wait((work, breaking), return_when=asyncio.FIRST_COMPLETED)
     finally:
         breaking.cancel()
-        with suppress(asyncio.CancelledError):
-            await breaking
+        # Not `suppress(CancelledError): await`: whoever is cancelled just here would never know.
+        await asyncio.gather(breaking, return_exceptions=True)
 
 
 def _looked_at(work: "asyncio.Future[Response]") -> None:

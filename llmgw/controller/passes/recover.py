@@ -195,7 +195,7 @@ def _models(replicas: Mapping[str, ReplicaRecord], desired: Desired) -> dict[str
         )
         placements = dict(known.placements)
         placements[str(replica.ordinal)] = max(placements.get(str(replica.ordinal), 0), replica.n)
-        good = replica.phase is ReplicaPhase.SERVING and replica.spec_digest == wanted.spec_digest
+        good = replica.phase is ReplicaPhase.SERVING and wanted.runs_as(replica.spec_digest)
         models[replica.model] = replace(
             known,
             placements=placements,

@@ -10,6 +10,7 @@ from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.progress import Progress
 from llmgw.controller.passes.values import PassResult
+from llmgw.core.moves.adapters import ON_THE_WAY
 from llmgw.model.desired import DesiredNode
 from llmgw.model.problems import LlmgwError
 from llmgw.model.report import JobState, Reach, Report, ShardState
@@ -143,5 +144,8 @@ def _watched(last: PassResult) -> tuple[str, ...]:
 
 
 def unquiet(report: Report) -> bool:
-    """Whether some shard or job of the node is on its way."""
-    return any(state not in _QUIET for state in _states(report).values())
+    """Whether some shard, job or LoRA adapter of the node is on its way."""
+    adapters = (adapter.state for shard in report.shards for adapter in shard.adapters)
+    return any(state not in _QUIET for state in _states(report).values()) or any(
+        state in ON_THE_WAY for state in adapters
+    )

@@ -36,6 +36,7 @@ class Standing:
     ready: int
     nodes: Counter[str]
     moving: bool
+    adapter_paths: tuple[str, ...] = ()
     adopted: frozenset[str] = frozenset()
     placements: dict[int, int] = field(default_factory=dict)
 
@@ -96,6 +97,7 @@ class Standing:
             engine=goal.profile.engine.name,
             engine_path=goal.profile.engine.path,
             weights_path=goal.spec.source.path,
+            adapter_paths=self.adapter_paths,
         )
 
 
@@ -134,6 +136,7 @@ def standing(
     every = [copy for of_ordinal in copies.values() for copy in of_ordinal]
     adapter = round_.adapters[(goal or model).profile.engine.name]
     fetch = adapter.fetch(goal or model, round_.book.pip)
+    lora = adapter.lora(goal or model)
     return Standing(
         model=model,
         known=known,
@@ -147,6 +150,7 @@ def standing(
         serving={copy.replica.ordinal for copy in every if serves(copy)},
         ready=sum(1 for copy in every if serves(copy)),
         nodes=Counter(node for copy in every for node in copy.nodes),
+        adapter_paths=tuple(each.path for each in lora.adapters if each.path) if lora is not None else (),
         moving=any(copy.leaving or copy.state.health is Health.COMING for copy in every),
         adopted=adopted,
         placements=_placements(known, every, _unrecorded(round_, model, known)),

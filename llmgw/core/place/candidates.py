@@ -38,6 +38,7 @@ class Request:
     engine: str = ""
     engine_path: str | None = None
     weights_path: str | None = None
+    adapter_paths: tuple[str, ...] = ()
 
     @property
     def spread(self) -> bool:
@@ -47,7 +48,7 @@ class Request:
     def rules_key(self) -> tuple[object, ...]:
         """Equal for requests that have the same candidates."""
         labels = (self.nodes > 1, self.network, self.alike, *sorted(self.rules.labels.items()))
-        runs = (self.engine, self.engine_path, self.weights_path)
+        runs = (self.engine, self.engine_path, self.weights_path, self.adapter_paths)
         return (self.rules.pool, labels, self.rules.nodes, self.gpus, self.need, self.reads, *runs)
 
 
@@ -101,7 +102,8 @@ def forbidden(request: Request, ledger: NodeLedger) -> str:
     policy = facts.policy if facts is not None else None
     if policy is None:
         return ""
-    paths = (request.weights_path,) if request.weights_path is not None else ()
+    weights = (request.weights_path,) if request.weights_path is not None else ()
+    paths = (*weights, *request.adapter_paths)
     return (
         policy.obstacle
         or policy.refuses_engine(request.engine, request.engine_path)
