@@ -77,6 +77,7 @@ class Helps:
         self._failed: dict[str, float] = {}
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._one = asyncio.Lock()
+        self._looking: asyncio.Task[None] | None = None
 
     async def load(self) -> None:
         """What an earlier agent has read. What can't be understood is read again when somebody asks."""
@@ -85,7 +86,7 @@ class Helps:
                 self._known[name.partition(".")[0]] = known
 
     async def close(self) -> None:
-        tasks = tuple(self._reading.values())
+        tasks = [*self._reading.values(), *([self._looking] if self._looking is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -102,7 +103,8 @@ class Helps:
             return Helped(engine=engine)
         question = _question(params, engine)
         self._allow(question)
-        known = self._fresh(question.key)
+        await self._forget_changed([question.key])
+        known = self._known.get(question.key)
         if known is None or self._rested(question.key, known):
             self._read(question)
             return Helped()
@@ -112,11 +114,14 @@ class Helps:
         return Helped(engine=known.engine, devices=await self._asker.devices(question.spec, words))
 
     def facts(self, engines: Iterable[EngineFact]) -> tuple[EngineFact, ...]:
-        """Those that are installed, with flags where only this agent knows them, and those at paths."""
-        fresh = [known.engine for key in sorted(self._known) if (known := self._fresh(key)) is not None]
-        later = {engine.digest: engine for engine in fresh if engine.digest}
+        """Those that are installed, with flags where only this agent knows them, and those at paths. Whether their files are
+        still the same is looked at meanwhile, for the next time: a dead disk holds up no report."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(self._forget_changed(list(self._known)))
+        known = [self._known[key].engine for key in sorted(self._known)]
+        later = {engine.digest: engine for engine in known if engine.digest}
         told = (later.get(engine.digest, engine) if engine.flags is None else engine for engine in engines)
-        return (*told, *(engine for engine in fresh if not engine.digest))
+        return (*told, *(engine for engine in known if not engine.digest))
 
     # ---- inside ----------------------------------------------------------------------------------
 
@@ -138,10 +143,14 @@ class Helps:
         if refusal:
             raise AgentError(f"asking {engine.name} for its help: {refusal}", code=POLICY)
 
-    def _fresh(self, key: str) -> _Known | None:
-        """What is known of a file that is still the one that was asked."""
-        known = self._known.get(key)
-        return known if known is not None and _stamp(Path(known.file)) == known.stamp else None
+    async def _forget_changed(self, keys: list[str]) -> None:
+        """What was said by files that are others now."""
+        asked = {key: self._known[key] for key in keys if key in self._known}
+        files = {key: Path(known.file) for key, known in asked.items()}
+        stamps = await asyncio.to_thread(lambda: {key: _stamp(file) for key, file in files.items()})
+        for key, known in asked.items():
+            if stamps[key] != known.stamp and self._known.get(key) is known:
+                del self._known[key]
 
     def _rested(self, key: str, known: _Known) -> bool:
         """Whether one that told no flags may be asked again."""
@@ -182,8 +191,8 @@ class Helps:
         if program is None:
             where = f", and there is no {spec.finds} below {question.path}" if spec.finds else ""
             told = replace(question.engine, flags_problem=f"{started} is no program on this node{where}")
-            return _Known(file=str(started), stamp=_stamp(started), engine=told)
-        stamp = _stamp(program)
+            return _Known(file=str(started), stamp=await asyncio.to_thread(_stamp, started), engine=told)
+        stamp = await asyncio.to_thread(_stamp, program)
         heard = await self._asker.help(spec, (str(program), *question.argv[1:]))
         told = replace(
             question.engine,

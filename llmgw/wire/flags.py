@@ -25,9 +25,10 @@ def flags_of(text: str) -> tuple[str, ...]:
 
 
 def points_elsewhere(text: str, asked: str) -> str:
-    """The word that the help itself names for seeing more, such as ``--help=all``; empty when it names none but ``asked``."""
-    words = (word for word in _MORE.findall(_COLOUR.sub("", text)) if word != asked)
-    return next(words, "")
+    """The word that the help itself names for seeing more, ``--help=all`` before one for a part; empty when it names none but
+    ``asked``."""
+    words = [word for word in _MORE.findall(_COLOUR.sub("", text)) if word != asked]
+    return next((word for word in words if word.endswith("all")), next(iter(words), ""))
 
 
 def _named(text: str) -> Iterator[str]:

@@ -77,7 +77,10 @@ FACTS = Facts(
         ),
     ),
     interfaces=(Interface(name="eth0", addresses=("10.0.0.1",), speed=200_000),),
-    engines=(EngineFact(name="vllm", version="0.33.0", digest="d", path="/e", flags=("--a", "--b")),),
+    engines=(
+        EngineFact(name="vllm", version="0.33.0", digest="d", path="/e", flags=("--a", "--b")),
+        EngineFact(name="llamacpp", version="", digest="", path="/opt/llama", flags_problem="it hangs"),
+    ),
     listening=(18000,),
 )
 
@@ -158,6 +161,7 @@ def test_the_page_tells_all_that_is_known() -> None:
         "  mlx5_1 port 1: InfiniBand, DOWN, physically Polling, GUID a0b0",
         "  eth0: 10.0.0.1, 200 Gb/s <- engines listen here",
         "  vllm 0.33.0  /e  2 flags known",
+        "  llamacpp  /opt/llama  flags not known: it hangs",
         f"  {SHARD}: ready since 2030-01-01 12:00:00Z, port 18000, model chat, computes on GPU 0 with 70.0 GiB",
     ]
     assert [line for line in wanted if line not in told] == []

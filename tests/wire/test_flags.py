@@ -20,7 +20,7 @@ Config Groups:
   Frontend                 Arguments of the server.
   ModelConfig              Arguments of the model.
 
-For more: vllm serve --help=all, or one group: --help=ModelConfig
+For one group: vllm serve --help=ModelConfig; for everything: vllm serve --help=all
 """
 ALL = """\
 usage: vllm serve [-h] [--headless]

@@ -101,7 +101,9 @@ def _section(title: str, entries: Iterable[str]) -> list[str]:
 
 def _engine(engine: EngineFact) -> str:
     flags = f"  {len(engine.flags)} flags known" if engine.flags is not None else ""
-    return f"{engine.name} {engine.version}  {engine.path}{flags}"
+    unknown = f"  flags not known: {engine.flags_problem}" if engine.flags_problem else ""
+    version = f" {engine.version}" if engine.version else ""
+    return f"{engine.name}{version}  {engine.program or engine.path}{flags}{unknown}"
 
 
 def _shards(report: Report, facts: Facts | None) -> Iterator[str]:

@@ -58,10 +58,11 @@ def judge(
     if engine.flags is None:
         problem = engine.flags_problem
         return replace(verdict, untold=f"unknown: {problem}" if problem else UNTIL_READ)
+    known = frozenset(engine.flags)
     found = {
-        flag: Unknown(flag=flag, near=nearest(flag, engine.flags))
+        flag: Unknown(flag=flag, near=nearest(flag, known))
         for launch in launches
-        for flag in unknown_flags(spec, _words(spec, launch), engine.flags)
+        for flag in unknown_flags(spec, _words(spec, launch), known)
     }
     return replace(verdict, unknown=tuple(found.values()), elsewhere=engine.program)
 
