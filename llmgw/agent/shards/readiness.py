@@ -31,6 +31,12 @@ def pauses(longest: float) -> Iterator[float]:
         pause = min(pause * 1.5, longest)
 
 
+def _until_next(every: float) -> float:
+    """Seconds until the next multiple: shards that are asked as often are asked together, which wakes the agent once and
+    costs half of what each would by itself."""
+    return every - asyncio.get_running_loop().time() % every
+
+
 class Questions:
     """``key`` is the replica's, for probes that need it. ``prepare`` is done once all answers are good, before it is ready."""
 
@@ -78,7 +84,7 @@ class Questions:
         """As long as it is ready: until it answers nothing and does nothing."""
         alive = self._probes.alive
         while alive is not None and self._probes.port is not None:
-            await asyncio.sleep(self._spec.timeouts.health)
+            await asyncio.sleep(_until_next(self._spec.timeouts.health))
             if not await self._wrong(alive, timeout=self._spec.timeouts.health_request):
                 continue
             if dead := await self._silent(alive):

@@ -107,3 +107,23 @@ def test_in_flight_is_the_sum_of_what_runs_and_waits() -> None:
 )
 def test_what_is_wrong_with_an_answer_is_said(answer: Answer, why: str | None) -> None:
     assert wrong_with(HttpProbe(path="/v1/models", contains="chat"), answer) == why
+
+
+def test_a_host_may_be_a_name_or_an_address_of_either_kind() -> None:
+    async def asked_of(host: str, bound: str) -> Answer:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(ok(b"fine"))
+            writer.close()
+
+        async with await asyncio.start_server(serve, bound, 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            return await HttpProber().ask(host, port, HttpProbe(path="/health"), key=None, timeout=5)
+
+    for host, bound in (("localhost", "127.0.0.1"), ("::1", "::1")):
+        assert asyncio.run(asked_of(host, bound)) == Answer(status=200, text="fine")
+    nowhere = asyncio.run(
+        HttpProber().ask("no-such-host.invalid", 80, HttpProbe(path="/"), key=None, timeout=10)
+    )
+    assert nowhere.status == 0
+    assert nowhere.text.startswith("no-such-host.invalid: ")
