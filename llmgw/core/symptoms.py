@@ -38,9 +38,9 @@ def _disks(facts: Facts) -> Iterator[Check]:
         text = f"{disk.path}: {_gib(disk.free)} of {_gib(disk.total)} free"
         do = "`llmgw node gc`, or move what is not llmgw's"
         if disk.free < LITTLE_DISK:
-            yield fail("disk", text, do)
+            yield fail("disk", f"{text}, and jobs leave {_gib(LITTLE_DISK)} alone", do)
         elif disk.free < SCARCE_DISK:
-            yield warn("disk", text, do)
+            yield warn("disk", f"{text}, less than {_gib(SCARCE_DISK)}", do)
         else:
             yield well("disk", text)
 

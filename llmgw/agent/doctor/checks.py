@@ -57,7 +57,9 @@ def _agent(seen: Seen) -> Iterator[Check]:
         return
     agent = seen.report.agent
     yield well("agent", f"{agent.version} runs as {agent.user or '?'}, pid {agent.pid}")
-    told = {text for text in seen.report.problems if text}
+    # The policy has a line of its own.
+    policy = seen.facts.policy.obstacle if seen.facts.policy is not None else ""
+    told = {text for text in seen.report.problems if text and text != policy}
     for text in sorted(told):
         yield warn("agent", text, f"see {seen.work}/agent.log")
 

@@ -34,7 +34,7 @@ def require_space(folder: Path, need: int, *, reserve: int, what: str) -> None:
     if free < need + reserve:
         raise NoSpaceError(
             f"{what}: {gib(need)} needed and {gib(reserve)} kept free, but the disk of {folder} has {gib(free)}:"
-            " free space there, or name another directory in the node's spec.dirs"
+            " free space there, or give the node another directory in its manifest"
         )
 
 

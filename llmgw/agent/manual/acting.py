@@ -72,6 +72,9 @@ def _begun(accepted: Accepted, params: ManualParams, say: Say) -> ShardReport:
 
 
 def _told(before: ShardReport, now: ShardReport, say: Say) -> ShardReport:
+    """What was on its way when the agent took the command says nothing any more."""
+    if now.since < before.since:
+        return before
     if (now.state, now.reason) != (before.state, before.reason):
         say(_line(now))
     return now

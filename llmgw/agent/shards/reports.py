@@ -39,9 +39,7 @@ def report(spec: LaunchSpec, life: Life, seen: Seen) -> ShardReport:
         profile=spec.profile,
         spec_digest=spec.spec_digest,
         state=life.state.value,
-        reason=f"{life.reason}; {seen.problem}"
-        if seen.problem and life.reason
-        else life.reason or seen.problem,
+        reason=_reason(life.reason, seen.problem),
         since=life.since,
         attempts=life.attempts,
         pid=engine.pid if engine else None,
@@ -61,6 +59,11 @@ def report(spec: LaunchSpec, life: Life, seen: Seen) -> ShardReport:
         measured=seen.measured,
         adapters=seen.adapters,
     )
+
+
+def _reason(reason: str, problem: str) -> str:
+    """A shard may wait for the very thing that its agent can't do."""
+    return reason if problem in reason else "; ".join(text for text in (reason, problem) if text)
 
 
 def moved(spec: LaunchSpec, before: ShardState, life: Life) -> JournalEvent:

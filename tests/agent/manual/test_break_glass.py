@@ -57,6 +57,7 @@ def test_a_shard_is_stopped_and_started_by_hand_until_the_controller_commands_it
         stopped = await type_in(work, "stop", SHARD)
         assert stopped.code == 0, stopped
         assert stopped.out.splitlines()[-1].startswith(f"{SHARD}: stopped (stop asked: by hand by ann")
+        assert "ready" not in stopped.out  # that is how it was before
         shard = await machine.shard_when(node, lambda shard: shard.state == "stopped")
         assert shard.by_hand is not None
         assert (shard.by_hand.verb, shard.by_hand.by) == ("stopped", "ann")

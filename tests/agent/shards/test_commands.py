@@ -96,6 +96,22 @@ def test_a_full_disk_refuses_the_start_and_nothing_is_started() -> None:
     on_node(story)
 
 
+def test_an_engine_that_ends_while_the_disk_is_full_starts_again_when_there_is_room() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec()
+        await shards.start(start(launch))
+        await rig.reaches(launch, "ready")
+        rig.disk.full = True
+        rig.node.end(rig.node.living()[0], 1, None)
+        waits = await rig.reaches(launch, "backoff", says="its order can't be written")
+        assert waits.reason.count("No space left") == 1
+        rig.disk.full = False
+        await rig.reaches(launch, "ready")
+
+    on_node(story)
+
+
 def test_a_disk_that_fills_up_later_is_told_and_stop_still_works() -> None:
     async def story(rig: Rig) -> None:
         shards = await rig.agent()
@@ -136,7 +152,10 @@ def test_weights_that_the_engine_may_not_read_are_told_before_exec() -> None:
         (Expect(gids={"mlx5_0:1:3": "::ffff:0a00:0001"}), "GID 3 of mlx5_0 port 1 is gone"),
         (Expect(engine="e" * 64), "engine eeeeeeee is not installed"),
         (Expect(weights="f" * 64), "weights ffffffff are not here"),
-        (Expect(engine="d" * 64, flags=("--port", "--lora")), "engine dddddddd does not know --lora, by its own"),
+        (
+            Expect(engine="d" * 64, flags=("--port", "--lora")),
+            "engine dddddddd does not know --lora, by its own",
+        ),
     ],
 )
 def test_what_the_plan_expected_is_checked_before_exec_and_named(expect: Expect, why: str) -> None:
