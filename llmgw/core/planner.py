@@ -10,6 +10,7 @@ from datetime import datetime
 
 from llmgw import __version__
 from llmgw.core.adapter import EngineAdapter
+from llmgw.core.moves.adapters import paths_apart
 from llmgw.core.moves.adoption import adoptable, adoption_change
 from llmgw.core.moves.basis import observed_digest
 from llmgw.core.moves.guards import (
@@ -176,6 +177,7 @@ def _finish(round_: Round, record: Record, options: PlanOptions, drifts: tuple[D
             *round_.told.warnings,
             *untrue_labels(round_),
             *lost_fabrics(round_),
+            *paths_apart(round_),
             *shortcomings(round_),
         ),
         waiting=tuple(sorted(round_.told.waiting)),

@@ -168,7 +168,7 @@ class JournalEntry:
 
     number: int
     at: datetime
-    kind: str  # agent-started, shard-state, shard-exit, job, fence, manual, policy, problem
+    kind: str  # agent-started, shard-state, shard-exit, adapter, job, fence, manual, policy, problem
     subject: str
     text: str
     fields: Mapping[str, str] = field(default_factory=dict)

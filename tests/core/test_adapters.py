@@ -12,7 +12,7 @@ from llmgw.core.show.status import status
 from llmgw.engines.lora import RANKS
 from llmgw.engines.registry import ADAPTERS
 from llmgw.model.desired import DesiredModel
-from llmgw.model.manifest import Adapter, Source
+from llmgw.model.manifest import Adapter, Dirs, Source
 from llmgw.model.plan import Action, Plan, StepKind
 from llmgw.wire import codec
 from tests.core.builders import KEY, NodeState, desired, facts, model, node, profile
@@ -261,3 +261,19 @@ def test_a_replica_of_a_higher_rank_that_its_node_lost_is_started_for_what_is_as
     assert str(start.replica).startswith(f"chat-{chat(SQL).spec_digest[:8]}-")
     world.settle()
     assert not world.plan().steps
+
+
+def test_ranks_that_would_look_for_adapters_in_different_places_are_warned_of() -> None:
+    def warned(second: str) -> list[str]:
+        two = [NodeState(name, facts(name)) for name in ("gpu01", "gpu02")]
+        nodes = [node("gpu01"), node("gpu02", dirs=Dirs(weights=second))]
+        world = fleet(
+            desired([nodes[0], nodes[1]], [replace(chat(fetched("far")), profile=profile(nodes=2))]), two
+        )
+        world.adapters = ADAPTERS
+        return [note.text for note in world.plan().warnings if "look where the leader" in note.text]
+
+    at_first = f"{Dirs().work}/weights"
+    assert warned(at_first) == []
+    (text,) = warned("/data/weights")
+    assert f"{at_first} on gpu01 and /data/weights on gpu02" in text

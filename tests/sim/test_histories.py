@@ -12,7 +12,7 @@ def test_a_history_keeps_every_promise_and_settles(sim_seed: int) -> None:
         pytest.fail(ran.story(), pytrace=False)
 
 
-@pytest.mark.parametrize("seed", range(2, 8))
+@pytest.mark.parametrize("seed", range(2, 6))
 def test_a_fleet_with_adapters_keeps_every_promise_and_ends_with_those_it_asks_for(seed: int) -> None:
     ran = play(adapted(make(seed)))
     if ran.violations:

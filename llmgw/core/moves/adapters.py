@@ -1,13 +1,15 @@
 """LoRA adapters of a replica that runs: loaded and unloaded in place, told how far they are, and why where neither can be."""
 
+from collections.abc import Iterator
+
 from llmgw.core.amounts import names
 from llmgw.core.moves.round import Copy, Round
 from llmgw.core.moves.standing import Standing
 from llmgw.core.seen.survey import SeenShard
 from llmgw.model.desired import DesiredModel
 from llmgw.model.launch import LoraAdapter, LoraOrder
-from llmgw.model.manifest import ModelSpec
-from llmgw.model.plan import Action, Change
+from llmgw.model.manifest import Local, ModelSpec
+from llmgw.model.plan import Action, Change, Notice
 from llmgw.model.record import ReplicaSpec
 from llmgw.model.report import LoraState
 
@@ -92,6 +94,33 @@ def _tell(round_: Round, stand: Standing, copy: Copy) -> bool:
             )
         )
     return bool(failed)
+
+
+def paths_apart(round_: Round) -> Iterator[Notice]:
+    """Of replicas over several nodes that this plan starts: their engines tell all ranks the path on the leader's node, and what
+    is fetched lies below each node's own directory."""
+    started = round_.book.started()
+    for change in round_.told.changes:
+        model = round_.desired.models.get(change.model or "")
+        if model is None or change.placement is None or change.replica not in started:
+            continue
+        order = round_.adapters[model.profile.engine.name].lora(model)
+        fetched = [each.name for each in order.adapters if each.path is None] if order is not None else []
+        nodes = dict.fromkeys(rank.node for rank in change.placement.ranks)
+        places = {name: _weights_directory(round_, name) for name in nodes}
+        if fetched and len(set(places.values())) > 1:
+            told = names(f"{place} on {node}" for node, place in places.items())
+            text = f"{change.replica}: adapters are fetched to {told}, and all ranks look where the leader has them"
+            yield Notice(text=f"{text}: write the same dirs.weights for its nodes", where=model.where)
+
+
+def _weights_directory(round_: Round, node: str) -> str:
+    view = round_.survey.nodes[node]
+    if view.desired is None:
+        return ""
+    spec = view.desired.spec
+    work = spec.dirs.work if spec.transport == "ssh" else (spec.local or Local()).work_dir
+    return spec.dirs.weights or f"{work}/weights"
 
 
 def why_replaced(old: ReplicaSpec, goal: DesiredModel, ranks: tuple[int, ...]) -> str:
