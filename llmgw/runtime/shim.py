@@ -1,7 +1,8 @@
 """The shim: parent of one engine process, so that the agent may come and go and the engine's end is still known.
 
-Run by path as ``python -I -S shim.py``; imports nothing of llmgw. Its order comes as JSON on standard input, because
-argv and environment of a process can be read by others and the order holds secrets::
+Run as ``python -I -S -c LOADER shim.py``, so that it is compiled once and not for every engine; imports nothing of llmgw,
+and of Python only what starts fast (json alone costs as much as Python's own start). Its order comes on standard input as
+marshal writes it, because argv and environment of a process can be read by others and the order holds secrets::
 
     {"shard", "process", "argv": [..], "env": {..}, "home": dir, "directory": dir, "files": {path: text},
      "log": file, "statusFile": file, "user": {"uid", "gid", "groups": [..]} | null, "group": gid | null,
@@ -9,12 +10,14 @@ argv and environment of a process can be read by others and the order holds secr
 
 ``group`` is the shard's own group id: no process of it can shed it, and the files that it leaves bear it.
 
-It answers with one line of JSON on standard output, ``{"ok": true}`` or ``{"error": text}``, once the engine has been
-executed or has not, and then lives until the engine has ended.
+It answers on standard output, ``ok`` or why not, once the engine has been executed or has not, and then lives until the
+engine has ended.
 
-The status file (0600, always written whole) is the engine's record for every later agent: ``{bootId, startedAt, cgroup,
+The status file (JSON, 0600, always written whole) is the engine's record for every later agent: ``{bootId, startedAt, cgroup,
 shim: {pid, start}, engine: {pid, start}, exit: {code | signal, at}}``, or ``{error}`` when it could not be executed. The
 engine is not executed before its pid stands there. A lock beside it makes a second start of the same process impossible.
+It says something only of the boot that it names, so no disk is waited for: what the kernel has taken outlives every process,
+and after a power failure nobody believes it.
 
 The shim ignores TERM, INT and HUP and is the subreaper: whatever the engine leaves behind, however it tried to hide,
 becomes the shim's child and is killed when the engine has ended.
@@ -23,7 +26,7 @@ becomes the shim's child and is killed when the engine has ended.
 from __future__ import annotations
 
 import ctypes
-import json
+import marshal
 import os
 import select
 import signal
@@ -44,6 +47,7 @@ RLIMIT_CORE = 4
 CLOCK_TICK = 0.02
 
 CLOCK_REALTIME = 0
+OK = "ok"
 RESERVED = 2048
 """Bytes laid down beside the status file at launch, so that an engine's end can be written on a full disk too."""
 
@@ -77,7 +81,7 @@ def main() -> None:
     try:
         lock(order["statusFile"] + ".lock")
     except OSError as wrong:
-        answer({"error": f"another shim already runs this process (its lock is held): {wrong.strerror}"})
+        answer(f"another shim already runs this process (its lock is held): {wrong.strerror}")
         os._exit(1)
     try:
         write_oom_score(order.get("shimOomScoreAdj", 0))
@@ -86,7 +90,7 @@ def main() -> None:
         engine = launch(order, status)
     except (Refused, OSError) as wrong:
         refuse(order, status, wrong)
-    answer({"ok": True})
+    answer(OK)
     os.chdir("/")
     path = order["statusFile"]
     order.clear()  # nothing secret is kept while waiting
@@ -96,12 +100,13 @@ def main() -> None:
 def read_order() -> dict[str, Any]:
     data = sys.stdin.buffer.read(MAX_ORDER + 1)
     try:
-        order = json.loads(data) if len(data) <= MAX_ORDER else None
-    except ValueError:
+        # From the agent, which may do all that the shim may.
+        order = marshal.loads(data) if len(data) <= MAX_ORDER else None  # noqa: S302
+    except (EOFError, ValueError, TypeError):
         order = None
     if not isinstance(order, dict):
         # Cut off: whoever ordered has died. Nothing has happened yet, and nothing will.
-        answer({"error": f"the shim's order is no JSON object of at most {MAX_ORDER} bytes"})
+        answer(f"the shim's order is not a whole one of at most {MAX_ORDER} bytes")
         os._exit(2)
     return order
 
@@ -117,10 +122,10 @@ def detach() -> None:
     os.close(null)
 
 
-def answer(value: dict[str, Any]) -> None:
+def answer(text: str) -> None:
     """To the agent, if it is still there."""
     try:
-        os.write(1, json.dumps(value).encode() + b"\n")
+        os.write(1, text.encode(errors="backslashreplace"))
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 1)
         os.close(null)
@@ -133,7 +138,7 @@ def refuse(order: dict[str, Any], status: dict[str, Any], wrong: Refused | OSErr
     attempt(write_status, order["statusFile"], {**status, "error": text})
     attempt(os.unlink, order["statusFile"] + ".end")
     remove_cgroup(status)
-    answer({"error": text})
+    answer(text or "it was refused without a reason")
     os._exit(1)
 
 
@@ -205,7 +210,7 @@ def become_engine(order: dict[str, Any], go: int, told: int) -> NoReturn:
         execute(order["argv"], env)
     except BaseException as wrong:  # noqa: BLE001 - whatever it is, the parent must hear of it
         reason = getattr(wrong, "strerror", None) or f"{type(wrong).__name__}: {wrong}"
-        os.write(told, f"{doing}: {reason}".encode()[:4000])
+        os.write(told, f"{doing}: {reason}".encode(errors="backslashreplace")[:4000])
     finally:
         os._exit(127)
 
@@ -364,15 +369,28 @@ def lock(path: str) -> None:
 
 def write_status(path: str, status: dict[str, Any]) -> None:
     temporary = f"{path}.new"
-    write_whole(temporary, json.dumps(status).encode(), os.O_CREAT | os.O_TRUNC)
+    write_whole(temporary, as_json(status).encode(), os.O_CREAT | os.O_TRUNC)
     os.rename(temporary, path)
+
+
+def as_json(value: Any) -> str:
+    """Of what a status holds."""
+    if value is None:
+        return "null"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{as_json(name)}: {as_json(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, str):
+        plain = (
+            c if (" " <= c <= "~" and c not in '"\\') or c > "\uffff" else f"\\u{ord(c):04x}" for c in value
+        )
+        return '"' + "".join(plain) + '"'
+    return repr(value)
 
 
 def write_whole(path: str, data: bytes, flags: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | flags, 0o600)
     try:
         write_all(descriptor, data)
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -383,7 +401,7 @@ def reserve(path: str) -> None:
 
 def write_into_reserve(path: str, status: dict[str, Any]) -> None:
     """In place, which needs no new block; what is left of the reserve is white space."""
-    write_whole(f"{path}.end", json.dumps(status).encode().ljust(RESERVED), 0)
+    write_whole(f"{path}.end", as_json(status).encode().ljust(RESERVED), 0)
     os.rename(f"{path}.end", path)
 
 
@@ -428,7 +446,3 @@ def remove_cgroup(status: dict[str, Any]) -> None:
     """Fails while another process of the shard is in it, as it should."""
     if status.get("cgroup") and attempt(os.rmdir, status["cgroup"]):
         attempt(os.rmdir, os.path.dirname(status["cgroup"]))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,7 @@
 """The shim by itself, run as a node runs it."""
 
 import json
+import marshal
 import os
 import signal
 import subprocess
@@ -12,9 +13,7 @@ from typing import Any
 
 import pytest
 
-import llmgw
-
-SHIM = Path(llmgw.__file__).parent / "runtime" / "shim.py"
+from llmgw.agent.shards.processes import LOADER, SHIM
 
 
 class Bench:
@@ -45,19 +44,17 @@ class Bench:
         return {**order, **changes}
 
     def run(self, order: dict[str, Any] | bytes) -> dict[str, Any]:
-        text = order if isinstance(order, bytes) else json.dumps(order).encode()
+        data = order if isinstance(order, bytes) else marshal.dumps(order)
         done = subprocess.run(
-            [*self.prefix, sys.executable, "-I", "-S", str(SHIM)],
-            input=text,
+            [*self.prefix, sys.executable, "-I", "-S", "-c", LOADER, str(SHIM)],
+            input=data,
             capture_output=True,
             check=False,
             timeout=60,
             env={"PATH": "/usr/bin:/bin"} if self.prefix else {},
         )
         assert done.stderr == b""
-        answer = json.loads(done.stdout)
-        assert isinstance(answer, dict)
-        return answer
+        return {"ok": True} if done.stdout == b"ok" else {"error": done.stdout.decode()}
 
     def status(self) -> dict[str, Any]:
         status = json.loads(self.status_file.read_text())
@@ -98,15 +95,16 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def test_it_imports_only_what_a_bare_python_has_at_hand() -> None:
-    code = f"import sys; sys.argv = ['x']; exec(open({str(SHIM)!r}).read().split('if __name__')[0])"
     ran = subprocess.run(
-        [sys.executable, "-I", "-S", "-X", "importtime", "-c", code],
+        [sys.executable, "-I", "-S", "-X", "importtime", "-c", LOADER.removesuffix("main()"), str(SHIM)],
         capture_output=True,
         text=True,
         check=True,
     )
     loaded = {line.rpartition("|")[2].strip() for line in ran.stderr.splitlines()}
-    assert not loaded & {"subprocess", "typing", "asyncio", "logging", "threading", "llmgw", "site"}
+    assert "shim" in loaded
+    slow = {"subprocess", "typing", "asyncio", "logging", "threading", "llmgw", "site", "json", "re"}
+    assert not loaded & slow
 
 
 def test_the_status_names_shim_and_engine_before_the_engine_is_executed(bench: Bench) -> None:
@@ -145,10 +143,24 @@ def test_what_hinders_the_start_is_said_and_on_record(
     assert says in bench.status()["error"]
 
 
-@pytest.mark.parametrize("text", [b"", b'{"shard": "s", "argv": ["tr', b"[]"])
-def test_an_order_that_was_cut_off_starts_nothing(bench: Bench, text: bytes) -> None:
-    assert "no JSON object" in bench.run(text)["error"]
+@pytest.mark.parametrize(
+    "data", [b"", marshal.dumps({"shard": "s", "argv": ["true"]})[:-3], marshal.dumps([]), b"\xff{}"]
+)
+def test_an_order_that_was_cut_off_starts_nothing(bench: Bench, data: bytes) -> None:
+    assert "not a whole one" in bench.run(data)["error"]
     assert not list(bench.folder.iterdir())
+
+
+def test_a_status_can_be_read_whatever_stands_in_it(bench: Bench) -> None:
+    odd = '/no/\n"\\ü\x7f\U0001f600\udcff'
+    says = 'executing /no/\n"\\ü'
+"\ü'.replace(r"\n", "\n")
+    assert says in bench.run(bench.order(odd))["error"]
+    assert says in bench.status()["error"]
+    status = {"a": odd, "b": None, "c": {"d": 1, "e": 1.5e9, "f": -11}}
+    code = f"import sys; sys.path.append({str(SHIM.parent)!r}); import shim; print(shim.as_json({status!r}))"
+    said = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, check=True).stdout
+    assert json.loads(said) == status
 
 
 def test_a_second_shim_for_the_same_process_is_refused_while_the_first_lives(bench: Bench) -> None:

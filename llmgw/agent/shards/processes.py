@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import grp
 import hashlib
-import json
+import marshal
 import os
 import pwd
 import sys
@@ -22,8 +22,11 @@ from llmgw.model.problems import StalledError
 from llmgw.model.report import Exit
 
 SHIM = Path(llmgw.__file__).parent / "runtime" / "shim.py"
+LOADER = "import sys;sys.path.append(sys.argv[1].rpartition('/')[0]);from shim import main;main()"
+"""Python keeps what it compiles of a module, and not of a program that is run by path."""
 ANSWER_WITHIN = 60.0
-"""Seconds for a shim to execute its engine: Python's start and two small synced writes, on a disk that is busy."""
+"""Seconds for a shim to execute its engine: Python's start and two small writes, on a disk that is busy."""
+STARTED = "ok"
 MAX_ANSWER = 64 * 1024
 SETTLE_WITHIN = 10.0
 """Seconds for a living shim to put a dead engine's end on record; it takes milliseconds."""
@@ -42,13 +45,11 @@ class ShimSpawner:
         *,
         clock: Clock,
         python: str = sys.executable,
-        shim: Path = SHIM,
         control_groups: bool = True,
     ) -> None:
         self._work = work
         self._clock = clock
         self._python = python
-        self._shim = shim
         self._tag = hashlib.sha256(os.fsencode(work.resolve())).hexdigest()[:8]
         self._boot = proc.boot_id()
         self._statuses = work / "status"
@@ -76,9 +77,8 @@ class ShimSpawner:
         if before is not None and (self._lives(before.shim) or self._lives(before.engine)):
             raise StalledError(f"{what}: it runs already as pid {_pid(before.engine)}: stop it first")
         _prepare(what, path, Path(order.log))
-        answer = await self._run_shim(what, order)
-        if not answer.get("ok"):
-            raise StalledError(f"{what}: {answer.get('error', 'the shim has died')}")
+        if why := await self._run_shim(what, order):
+            raise StalledError(f"{what}: {why}")
         status = statusfiles.read(path)
         if status is None or status.engine is None:
             raise StalledError(f"{what}: the shim has started it, but {path} can't be read: see to that disk")
@@ -171,14 +171,17 @@ class ShimSpawner:
 
     # ---- The shim ---------------------------------------------------------------------------------------
 
-    async def _run_shim(self, what: str, order: Order) -> dict[str, Any]:
+    async def _run_shim(self, what: str, order: Order) -> str:
+        """Empty when the engine is executed, else why not."""
         mark = f"{self._tag}/{order.shard}/{order.process}"
         try:
             shim = await asyncio.create_subprocess_exec(
                 self._python,
                 "-I",
                 "-S",
-                str(self._shim),
+                "-c",
+                LOADER,
+                str(SHIM),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
@@ -188,20 +191,19 @@ class ShimSpawner:
             )
         except OSError as wrong:
             raise StalledError(f"{what}: running {self._python}: {wrong.strerror}") from wrong
-        text = json.dumps(self._shim_order(order)).encode()
+        data = marshal.dumps(self._shim_order(order))
         try:
-            out, err = await asyncio.wait_for(shim.communicate(text), ANSWER_WITHIN)
+            out, err = await asyncio.wait_for(shim.communicate(data), ANSWER_WITHIN)
         except asyncio.TimeoutError as wrong:
             with contextlib.suppress(ProcessLookupError):
                 shim.kill()
             await shim.wait()
             raise StalledError(f"{what}: its shim has not answered within {ANSWER_WITHIN:.0f} s") from wrong
-        try:
-            answer = json.loads(out[:MAX_ANSWER])
-        except ValueError:
-            tail = err[-500:].decode(errors="replace").strip()
-            return {"error": f"its shim has died: {tail}" if tail else "its shim has died"}
-        return answer if isinstance(answer, dict) else {}
+        answer = out[:MAX_ANSWER].decode(errors="replace")
+        if answer:
+            return "" if answer == STARTED else answer
+        tail = err[-500:].decode(errors="replace").strip()
+        return f"its shim has died: {tail}" if tail else "its shim has died"
 
     def _shim_order(self, order: Order) -> dict[str, Any]:
         group = self._belongings.cgroup(order.shard)
@@ -280,7 +282,7 @@ def _resolve(ended: "asyncio.Future[None]") -> None:
 
 def _pauses(within: float) -> list[float]:
     """Growing pauses that sum up to about ``within`` seconds."""
-    pauses, pause = [0.0], 0.01
+    pauses, pause = [0.0], 0.002
     while sum(pauses) < within:
         pauses.append(pause)
         pause = min(pause * 1.5, 0.25)
