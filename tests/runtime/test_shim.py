@@ -154,7 +154,6 @@ def test_an_order_that_was_cut_off_starts_nothing(bench: Bench, data: bytes) -> 
 def test_a_status_can_be_read_whatever_stands_in_it(bench: Bench) -> None:
     odd = '/no/\n"\\ü\x7f\U0001f600\udcff'
     says = 'executing /no/\n"\\ü'
-"\ü'.replace(r"\n", "\n")
     assert says in bench.run(bench.order(odd))["error"]
     assert says in bench.status()["error"]
     status = {"a": odd, "b": None, "c": {"d": 1, "e": 1.5e9, "f": -11}}
