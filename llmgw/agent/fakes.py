@@ -100,7 +100,8 @@ class PretendedNode:
         self.boots = 1
         self.processes: dict[tuple[str, str], Process] = {}  # the last of each name
         self.left_behind: dict[int, str] = {}  # pid -> shard
-        self.strangers: dict[int, int] = {}  # port -> pid
+        self.strangers: dict[int, int] = {}  # port -> pid; they answer yes to whatever they are asked
+        self.told_strangers: list[str] = []  # keys that were shown to them
         self.foreign: dict[str, GpuProcess] = {}  # GPU -> who holds it
         self.gids: dict[tuple[str, int, int], str] = {}
         self.missing_paths: set[str] = set()
@@ -234,6 +235,10 @@ class FakeSpawner(_Seam):
         if process is not None and process.running == running:
             self._node.signalled(process, number)
 
+    async def used(self, shard: str) -> bool:
+        self._reach("used")
+        return bool(self._node.pids_of(shard))
+
     async def remaining(self, shard: str) -> tuple[int, ...]:
         self._reach("remaining")
         return self._node.pids_of(shard)
@@ -300,6 +305,9 @@ class FakeProbe(_Seam):
         finally:
             self.asking.clear()
         process = self._at(host).listening(port)
+        if process is None and port in self._at(host).strangers:
+            self._at(host).told_strangers += [key] if key and probe.authorized else []
+            return Answer(status=200, text=probe.contains or "ok")
         if process is None:
             return Answer(status=0, text="connection refused")
         script = process.script
@@ -361,13 +369,17 @@ class MemoryDisk(_Seam):
         super().__init__(node, checkpoint)
         self._contents = contents
 
-    async def write(self, name: str, data: bytes) -> None:
+    async def write(self, name: str, data: bytes, *, lasting: bool = True) -> None:  # noqa: ARG002 - memory never fails
         self._reach("write")
         await asyncio.sleep(0)
         self._reach("write renames")
         if self._contents.full:
             raise StalledError(f"writing {name}: No space left on device: free space on that disk")
         self._contents.files[name] = data
+
+    async def read(self, name: str) -> bytes | None:
+        self._reach("read")
+        return self._contents.files.get(name)
 
     async def read_all(self, folder: str) -> Mapping[str, bytes]:
         self._reach("read_all")

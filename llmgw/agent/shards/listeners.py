@@ -1,7 +1,6 @@
 """Who listens on a TCP port of this node."""
 
 import os
-from pathlib import Path
 
 from llmgw.agent.shards.proc import PROC
 
@@ -26,17 +25,19 @@ def sockets(port: int) -> set[str]:
 def holders(inodes: set[str], pids: list[int]) -> list[int]:
     """Which of ``pids`` hold one of the sockets open. Others' processes can only be seen by root."""
     wanted = {f"socket:[{inode}]" for inode in inodes}
-    return [pid for pid in pids if _holds(PROC / str(pid) / "fd", wanted)]
+    return [pid for pid in pids if _holds(f"{PROC}/{pid}/fd", wanted)]
 
 
-def _holds(folder: Path, wanted: set[str]) -> bool:
+def _holds(folder: str, wanted: set[str]) -> bool:
+    """Of every process of the machine: without pathlib, which takes twice as long as the look itself."""
     try:
-        return any(_link(entry) in wanted for entry in folder.iterdir())
+        names = os.listdir(folder)  # noqa: PTH208 - see above
     except OSError:
         return False
+    return any(_link(f"{folder}/{name}") in wanted for name in names)
 
 
-def _link(path: Path) -> str:
+def _link(path: str) -> str:
     try:
         return os.readlink(path)  # noqa: PTH115 - a socket's link is text, not a path
     except OSError:

@@ -130,19 +130,26 @@ class Questions:
             await asyncio.sleep(DRAIN_EVERY)
 
     async def _not_ready(self, port: int) -> str | None:
-        """Three questions and a token; the first that fails. Who listens is asked at first, because it explains best,
-        and at last, because it decides: in between it would cost too much on a node with thousands of processes."""
-        if not self._looked and (stranger := await self._stranger(port)):
-            return stranger
-        self._looked = True
+        """Three questions and a token; the first that fails. Who listens is asked before the key is shown to anybody, else at
+        last, and once at the first failure, because it explains best: it costs much on a node with thousands of processes."""
+        ours = False
         for probe in self._probes.ready:
+            if probe.authorized and not ours and (stranger := await self._stranger(port)):
+                return stranger
+            ours = ours or probe.authorized
             if why := await self._wrong(probe, timeout=self._spec.timeouts.health_request):
-                return why
-        if stranger := await self._stranger(port):
+                return (None if ours else await self._explained(port)) or why
+        if not ours and (stranger := await self._stranger(port)):
             return stranger
         if self._probes.token is not None:
             return await self._wrong(self._probes.token, timeout=TOKEN_WITHIN)
         return None
+
+    async def _explained(self, port: int) -> str | None:
+        if self._looked:
+            return None
+        self._looked = True
+        return await self._stranger(port)
 
     async def _stranger(self, port: int) -> str | None:
         """A healthy answer proves nothing when somebody else gives it."""

@@ -152,6 +152,23 @@ def test_a_strangers_listener_is_never_taken_for_ours() -> None:
     on_node(story, behave=behaving(port_after=30))
 
 
+def test_a_stranger_that_answers_like_an_engine_is_shown_no_key() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec(env={"KEY": "${key}"})
+        asked = tuple(replace(probe, authorized=probe.path != "/health") for probe in launch.probes.ready)
+        launch = replace(launch, probes=replace(launch.probes, ready=asked))
+        await shards.start(start(launch, key="k3y"))
+        await rig.reaches(launch, "starting", says="waiting for its port")
+        rig.node.strangers[18000] = 4711
+        await rig.reaches(launch, "loading", says="pid 4711, which is not ours")
+        await asyncio.sleep(10)
+        assert rig.report(launch).state == "loading"
+        assert rig.node.told_strangers == []
+
+    on_node(story, behave=behaving(port_after=30))
+
+
 def test_a_ready_shard_that_stops_answering_is_loading_again_then_restarted() -> None:
     async def story(rig: Rig) -> None:
         shards = await rig.agent()
