@@ -36,7 +36,7 @@ DIGEST = "w" * 64
 
 
 class Sized(FakeAdapter):
-    """Takes its weights, divided by tensor, and a cache of what maxModelLen asks for; may use nine tenths of a GPU."""
+    """Takes its weights, divided by tensor and pipeline, and a cache of what maxModelLen asks for; may use nine tenths of a GPU."""
 
     def weights(self, model: DesiredModel) -> str | None:
         del model
@@ -58,7 +58,7 @@ class Sized(FakeAdapter):
     def on(self, model: DesiredModel, weights: Weights, kind: GpuKind) -> GpuNeed:
         profile = model.profile
         halved = 2 if profile.quantization == "fp8" else 1
-        size = weights.size // profile.parallel.tensor // halved
+        size = weights.size // profile.parallel.tensor // profile.parallel.pipeline // halved
         cache = (profile.max_model_len or 0) * TOKEN // profile.parallel.tensor
         room = kind.memory * 9 // 10
         old = "fp8 needs 8.9" if profile.quantization == "fp8" and kind.capability == "8.0" else ""
@@ -105,12 +105,14 @@ def planned(
     options: PlanOptions = OPTIONS,
     record: Record | None = None,
     bad: Mapping[str, str] | None = None,
+    adapter: EngineAdapter | None = None,
 ) -> Plan:
     wanted = desired([node(each.name) for each in boxes], [of])
     seen: Observed = observed(*boxes)
     nodes = {name: replace(it, bad_weights=bad or {}) for name, it in seen.nodes.items()}
     seen = Observed(nodes=nodes, weights={DIGEST: weights} if weights is not None else {})
-    return plan(wanted, record or empty_record(), seen, ADAPTERS, now=NOW, options=options)
+    adapters = ADAPTERS if adapter is None else {"sim": adapter}
+    return plan(wanted, record or empty_record(), seen, adapters, now=NOW, options=options)
 
 
 def chat(runs: ProfileSpec | None = None, *, source: Source = ON_NODE, **spec: Any) -> DesiredModel:
@@ -173,6 +175,42 @@ def test_what_is_suggested_does_fit_and_a_little_more_does_not() -> None:
     assert not fits(12_800 + 256)
 
 
+def nearest(made: Plan) -> str:
+    return change(made).reason.partition("; it would fit with ")[2]
+
+
+def test_the_nearest_shape_may_be_another_kind_of_gpu_or_none_of_a_quantization() -> None:
+    old, new = box(compute_capability="8.0"), box("gpu02", gpu_class="new-24g", compute_capability="8.9")
+    asked = profile(gpus=0, max_model_len=1024, quantization="fp8")
+    of = chat(replace(asked, gpus=Gpus(gpu_class="card-24g")))
+    assert nearest(planned(of, old, new)) == "no quantization, or with gpus.class: new-24g"
+
+
+def test_the_nearest_shape_may_be_a_second_node() -> None:
+    of = chat(profile(gpus=2, max_model_len=1024))
+    assert (
+        nearest(planned(of, box(size=16), box("gpu02", size=16)))
+        == "quantization: fp8, or with nodes: 2 and parallel.pipeline: 2"
+    )
+
+
+def test_a_second_node_is_only_named_where_there_is_one() -> None:
+    assert "nodes: 2" not in nearest(planned(chat(profile(gpus=2, max_model_len=1024)), box(size=16)))
+
+
+def test_the_nearest_shape_may_be_a_larger_share() -> None:
+    asked = replace(profile(gpus=1, max_model_len=1024), gpus=Gpus(share=Size(12 * GIB)))
+
+    class Sharing(Sized):
+        def on(self, model: DesiredModel, weights: Weights, kind: GpuKind) -> GpuNeed:
+            share = model.profile.gpus.share
+            assert share is not None
+            return replace(super().on(model, weights, kind), room=int(share))
+
+    made = planned(chat(asked), box(), adapter=Sharing())
+    assert nearest(made) == "quantization: fp8, or with gpus.share: 16GiB"
+
+
 def test_nothing_is_suggested_where_only_others_are_in_the_way() -> None:
     busy = box(count=1, processes=(stranger(10 * GIB),), memory_used=10 * GIB)
     blocked = change(planned(chat(), busy))
@@ -202,7 +240,7 @@ def test_each_kind_of_gpu_is_judged_by_itself() -> None:
     assert placement is not None
     assert placement.ranks[0].node == "gpu02"
     assert [(each.reason, each.need) for each in placement.rejections] == [
-        ("card-24g can't run it", "fp8 needs 8.9")
+        ("card-24g can't run it: fp8 needs 8.9", "")
     ]
 
 
@@ -312,6 +350,15 @@ def test_weights_that_are_fetched_are_fetched_first_and_tell_their_size() -> Non
     )
     then = planned(chat(source=FETCHED), box(weights=True), weights=WEIGHTS)
     assert started(then)
+
+
+def test_what_was_wrong_when_somebody_looked_is_told_before_anything_is_fetched() -> None:
+    refused = Weights(digest=DIGEST, description="x", problem="refused (401): name a token")
+    made = planned(chat(source=FETCHED), box(), weights=refused)
+    assert ordered(made) == {StepKind.INSTALL, StepKind.FETCH}
+    assert [each.text for each in made.warnings] == [
+        "model/chat: its size will be known when it is fetched: refused (401): name a token"
+    ]
 
 
 def test_what_is_fetched_and_still_unknown_is_refused() -> None:

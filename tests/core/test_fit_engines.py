@@ -138,7 +138,7 @@ def test_what_vllm_has_refused_is_not_tried_again() -> None:
     again = planned(runs(tensor=1), l40s("gpu01", 1), weights=llama(15), measured={said.key: said})
     placement = change(again).placement
     assert placement is not None
-    assert "at most 20,512 tokens fit, not 32,768: write maxModelLen: 20512" in placement.rejections[0].need
+    assert "at most 20,512 tokens fit, not 32,768: write maxModelLen: 20512" in placement.rejections[0].reason
     shorter = planned(
         runs(tensor=1, max_model_len=20_512), l40s("gpu01", 1), weights=llama(15), measured={said.key: said}
     )

@@ -1,7 +1,7 @@
 """The nearest shape that fits: what to change in a profile so that a model which is too large for the fleet's GPUs is not.
 
-Each way is tried by itself, by asking the engine again: shorter requests, another quantization, more GPUs. Nothing is promised
-about what is free; only what the GPUs could hold.
+Each way is tried by itself, by asking the engine again: shorter requests, another quantization or none, another kind of GPU, more
+GPUs, two nodes. Nothing is promised about what is free; only what the GPUs could hold.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from llmgw.core.moves.sizes import need_of
 from llmgw.core.place.candidates import breaks_rules
 from llmgw.core.place.claims import NodeLedger
 from llmgw.model.desired import DesiredModel
-from llmgw.model.manifest import ProfileSpec
+from llmgw.model.manifest import GIB, ProfileSpec, Size
 
 STEP = 256
 """Tokens that a suggested length is a multiple of."""
@@ -65,10 +65,21 @@ def _others(
     for quantization in QUANTIZATIONS:
         if profile.quantization is None:
             yield f"quantization: {quantization}", replace(profile, quantization=quantization)
+    if (share := _share(round_, model, ledgers)) is not None:
+        yield f"gpus.share: {share}GiB", _shared(profile, share)
+    if profile.quantization is not None:
+        yield "no quantization", replace(profile, quantization=None)
+    if profile.gpus.gpu_class is not None:
+        classes = {entry.gpu.gpu_class for ledger in ledgers for entry in ledger.gpus}
+        for gpu_class in sorted(classes - {profile.gpus.gpu_class}):
+            yield (
+                f"gpus.class: {gpu_class}",
+                replace(profile, gpus=replace(profile.gpus, gpu_class=gpu_class)),
+            )
 
 
 def _more_gpus(profile: ProfileSpec, ledgers: list[NodeLedger]) -> Iterator[tuple[str, ProfileSpec]]:
-    """Twice as many, and so on, as many as one node has."""
+    """Twice as many, and so on, as many as one node has; then those of a second node."""
     most = max((len(ledger.gpus) for ledger in ledgers), default=0)
     count = profile.gpus.per_node * 2
     while count <= min(most, MOST_GPUS) and profile.nodes == 1 and profile.gpus.share is None:
@@ -81,6 +92,12 @@ def _more_gpus(profile: ProfileSpec, ledgers: list[NodeLedger]) -> Iterator[tupl
             replace(profile, gpus=more, parallel=replace(profile.parallel, tensor=tensor)),
         )
         count *= 2
+    if profile.nodes == 1 and profile.gpus.share is None and profile.gpus.per_node == most:
+        stages = profile.parallel.pipeline * 2
+        yield (
+            f"nodes: 2 and parallel.pipeline: {stages}",
+            replace(profile, nodes=2, parallel=replace(profile.parallel, pipeline=stages)),
+        )
 
 
 def _would_fit(round_: Round, model: DesiredModel, profile: ProfileSpec, ledgers: list[NodeLedger]) -> bool:
@@ -91,10 +108,10 @@ def _would_fit(round_: Round, model: DesiredModel, profile: ProfileSpec, ledgers
 
 
 def _fits(need: Need, ledgers: list[NodeLedger], profile: ProfileSpec) -> bool:
-    """Whether some node has GPUs enough that could hold it, if they were free."""
+    """Whether so many nodes have GPUs enough that could hold it, if they were free."""
     if need.refused or need.unknown:
         return False
-    return any(_holds(need, ledger, profile) for ledger in ledgers)
+    return sum(_holds(need, ledger, profile) for ledger in ledgers) >= profile.nodes
 
 
 def _holds(need: Need, ledger: NodeLedger, profile: ProfileSpec) -> bool:
@@ -119,6 +136,26 @@ def _length(round_: Round, model: DesiredModel, ledgers: list[NodeLedger]) -> in
         else:
             high = middle - 1
     return low * STEP if low * STEP >= LEAST else None
+
+
+def _shared(profile: ProfileSpec, gib: int) -> ProfileSpec:
+    return replace(profile, gpus=replace(profile.gpus, share=Size(gib * GIB)))
+
+
+def _share(round_: Round, model: DesiredModel, ledgers: list[NodeLedger]) -> int | None:
+    """The smallest share of a GPU that it fits into, in GiB; None: no share is asked for, or none is enough."""
+    if model.profile.gpus.share is None:
+        return None
+    low = model.profile.gpus.share // GIB + 1
+    most = max((entry.gpu.memory_total // GIB for ledger in ledgers for entry in ledger.gpus), default=0)
+    high = most + 1
+    while low < high:
+        middle = (low + high) // 2
+        if _would_fit(round_, model, _shared(model.profile, middle), ledgers):
+            high = middle
+        else:
+            low = middle + 1
+    return low if low <= most else None
 
 
 def _asked(round_: Round, model: DesiredModel) -> int:

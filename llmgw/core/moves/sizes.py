@@ -83,6 +83,20 @@ def _unknown_there(round_: Round, model: DesiredModel, need: Need, ranks: Iterab
     return ""
 
 
+def tell_unseen(round_: Round, model: DesiredModel) -> None:
+    """Warns of weights that were looked at in vain, where a fetch is to tell about them: what is wrong may be wrong there too."""
+    digest = round_.adapters[model.profile.engine.name].weights(model)
+    known = round_.weights.get(digest) if digest is not None else None
+    if known is None or known.usable:
+        return
+    notice = Notice(
+        text=f"model/{model.name}: its size will be known when it is fetched: {known.problem}",
+        where=model.where,
+    )
+    if notice not in round_.told.warnings:
+        round_.told.warnings.append(notice)
+
+
 def learns_later(round_: Round, model: DesiredModel, nodes: Iterable[str], jobs: Iterable[Job]) -> str:
     """What the size will be known after, in words; empty when nothing that is under way will tell it."""
     digest = round_.adapters[model.profile.engine.name].weights(model)

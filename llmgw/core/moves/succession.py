@@ -11,7 +11,7 @@ from llmgw.core.moves import flags
 from llmgw.core.moves.departure import depart
 from llmgw.core.moves.nearest import nearest
 from llmgw.core.moves.round import Copy, Round
-from llmgw.core.moves.sizes import learns_later, tell_untold
+from llmgw.core.moves.sizes import learns_later, tell_unseen, tell_untold
 from llmgw.core.moves.standing import Want, serves
 from llmgw.core.moves.steps import Job, failing, job_failed, lacking
 from llmgw.model.desired import DesiredModel
@@ -186,6 +186,7 @@ def _size_untold(
         reason = f"{stand.need.unknown}: {STATE_IT}"
         _block(round_, want, "unknown-size", reason, placement=decision)
         return True
+    tell_unseen(round_, goal)
     round_.book.order(jobs, model=goal.name)
     _take(round_, want, stand.next_id(goal, want.ordinal), decision)
     address = stand.address(want.ordinal)

@@ -82,7 +82,7 @@ def unsuited(ledger: NodeLedger, gpus: Gpus, need: Need) -> tuple[str, str, str]
     of_class = [entry for entry in ledger.gpus if gpus.gpu_class in (None, entry.gpu.gpu_class)]
     sums = [each for entry in of_class if (each := need.of(entry.gpu)) is not None and not each.fits]
     if refused := next((each for each in sums if each.refused), None):
-        return f"{refused.kind.gpu_class} can't run it", refused.refused, ""
+        return f"{refused.kind.gpu_class} can't run it: {refused.refused}", "", ""
     if untold := next((each for each in sums if each.unknown), None):
         return f"what it takes there is not known: {untold.unknown}: {STATE_IT}", "", ""
     kinds = sorted({f"{entry.gpu.gpu_class} of {size(entry.gpu.memory_total)}" for entry in ledger.gpus})

@@ -12,6 +12,9 @@ from llmgw.model.weights import CacheGroup, Inspection, Weights
 
 _INNER = ("text_config", "llm_config", "language_config", "thinker_config")
 """Where models that also see or hear keep what concerns their language part."""
+_STRETCHED_ALREADY = frozenset({None, "default", "mrope", "su", "longrope", "llama3"})
+"""Ways to stretch positions that max_position_embeddings has in it."""
+MOST_STRETCHED = 1000
 NAME = 200
 """Characters of an architecture's name that are told."""
 _FULL = frozenset({"full_attention", "attention", "chunked_attention"})
@@ -94,8 +97,7 @@ def _weights(base: Weights, outer: Mapping[str, Any], config: Mapping[str, Any])
         hidden=hidden,
         feed_forward=_count(config, "intermediate_size", "n_inner", "ffn_dim"),
         vocab=_count(config, "vocab_size"),
-        context=_count(config, "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
-        or None,
+        context=_context(config) or None,
         dtype=str(config.get("torch_dtype") or config.get("dtype") or ""),
         quantization=_quantization(outer.get("quantization_config") or config.get("quantization_config")),
         experts=_count(config, "num_local_experts", "num_experts", "n_routed_experts"),
@@ -103,6 +105,20 @@ def _weights(base: Weights, outer: Mapping[str, Any], config: Mapping[str, Any])
         pictures=any(key in outer for key in ("vision_config", "audio_config", "visual")),
         cache=cache,
     )
+
+
+def _context(config: Mapping[str, Any]) -> int:
+    """Tokens of the longest request, as engines derive it: positions, stretched where the config says so."""
+    positions = _count(config, "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+    rope = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(rope, dict) or str(config.get("model_type", "")).startswith("gemma3"):
+        return positions
+    kind, factor = rope.get("rope_type") or rope.get("type"), rope.get("factor")
+    if kind in _STRETCHED_ALREADY or not isinstance(factor, int | float) or not 1 <= factor <= MOST_STRETCHED:
+        return positions
+    if kind == "yarn":
+        positions = _count(rope, "original_max_position_embeddings") or positions
+    return int(positions * factor)
 
 
 def _picture_heads(outer: Mapping[str, Any]) -> int:

@@ -68,7 +68,7 @@ class Served:
     """See :class:`llmgw.engines.memory.needs.Sums`."""
 
     def refuses(self, model: DesiredModel, weights: Weights) -> str:
-        return indivisible(model, weights)
+        return indivisible(model, weights) or too_long(model, weights, unless="VLLM_ALLOW_LONG_MAX_MODEL_LEN")
 
     def unknown(self, model: DesiredModel, weights: Weights) -> str:
         if not model.profile.gpus.per_node:
@@ -338,6 +338,19 @@ def indivisible(model: DesiredModel, weights: Weights) -> str:
     if weights.layers and pipeline > weights.layers:
         return f"{weights.layers} layers of {weights.architecture} can't make {pipeline} stages (parallel.pipeline)"
     return ""
+
+
+def too_long(model: DesiredModel, weights: Weights, *, unless: str) -> str:
+    """Why no engine starts for requests of that length; empty when it does. ``unless``: the variable by which people insist."""
+    asked, context = model.profile.max_model_len, weights.context
+    insists = unless in model.profile.env or unless in model.spec.env
+    changed = flag(model, "--hf-overrides", "--json-model-override-args", "--rope-scaling")
+    if asked is None or context is None or asked <= context or insists or changed:
+        return ""
+    return (
+        f"maxModelLen {asked} is more than the {context} tokens that {weights.architecture} takes: write at most {context},"
+        f" or stretch its positions by args (--hf-overrides) or env ({unless})"
+    )
 
 
 def padded(vocab: int) -> int:

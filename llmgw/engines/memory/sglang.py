@@ -14,7 +14,7 @@ from llmgw.engines.memory.footprint import GIB, Footprint, Line
 from llmgw.engines.memory.measured import amounts, measure, measurement_key
 from llmgw.engines.memory.needs import gpu_need
 from llmgw.engines.memory.options import count
-from llmgw.engines.memory.served import adapter_bytes, indivisible, kv_line, loaded, tokens_of
+from llmgw.engines.memory.served import adapter_bytes, indivisible, kv_line, loaded, tokens_of, too_long
 from llmgw.model.desired import DesiredModel
 from llmgw.model.launch import Measure
 from llmgw.model.manifest import ProfileSpec
@@ -56,7 +56,9 @@ class StaticPart:
     """See :class:`llmgw.engines.memory.needs.Sums`."""
 
     def refuses(self, model: DesiredModel, weights: Weights) -> str:
-        return indivisible(model, weights)
+        return indivisible(model, weights) or too_long(
+            model, weights, unless="SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
+        )
 
     def unknown(self, model: DesiredModel, weights: Weights) -> str:
         if weights.unknown:

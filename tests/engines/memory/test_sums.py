@@ -253,6 +253,41 @@ def test_what_the_gpu_cannot_compute_with_is_refused_there(
     assert bool(why) == bool(each.refused)
 
 
+@pytest.mark.parametrize(
+    ("of", "context"),
+    [
+        (configs.LLAMA_8B, 131_072),
+        ({**configs.LLAMA_8B, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 131_072),
+        ({**configs.LLAMA_8B, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 262_144),
+        (
+            {
+                **configs.QWEN3_32B,
+                "rope_scaling": {
+                    "type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32_768,
+                },
+            },
+            131_072,
+        ),
+        ({**configs.LLAMA_8B, "rope_scaling": {"type": "linear", "factor": float("inf")}}, 131_072),
+    ],
+)
+def test_positions_are_stretched_as_the_engines_do_it(of: dict[str, Any], context: int) -> None:
+    assert known(of).context == context
+
+
+def test_a_request_longer_than_the_model_takes_is_refused_unless_people_insist() -> None:
+    def refused(**fields: Any) -> str:
+        return reckon(on_vllm(max_model_len=200_000, **fields), known(configs.LLAMA_8B), H100).refused
+
+    assert refused().startswith(
+        "maxModelLen 200000 is more than the 131072 tokens that LlamaForCausalLM takes: write at most 131072"
+    )
+    assert refused(env={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}) == ""
+    assert refused(args=("--hf-overrides", "{}")) == ""
+
+
 def test_files_that_are_fp8_already_need_the_same_gpu() -> None:
     (each,) = reckon(on_vllm(tensor=8), known(configs.DEEPSEEK_V3), A100).on
     assert "fp8 needs compute capability 8.9" in each.refused
