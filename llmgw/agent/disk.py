@@ -20,8 +20,16 @@ class FileDisk:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    async def write(self, name: str, data: bytes) -> None:
-        self._write(self._root / name, data)
+    async def write(self, name: str, data: bytes, *, lasting: bool = True) -> None:
+        self._write(self._root / name, data, lasting=lasting)
+
+    async def read(self, name: str) -> bytes | None:
+        try:
+            return _read_whole(self._root / name)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return b""
 
     async def read_all(self, folder: str) -> Mapping[str, bytes]:
         return self._read_all(self._root / folder)
@@ -49,7 +57,7 @@ class FileDisk:
         except OSError as wrong:
             raise _stalled("removing", path, wrong) from wrong
 
-    def _write(self, path: Path, data: bytes) -> None:
+    def _write(self, path: Path, data: bytes, *, lasting: bool) -> None:
         beside = path.with_name(f".{path.name}.new")
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -61,7 +69,8 @@ class FileDisk:
             finally:
                 os.close(descriptor)
             beside.replace(path)
-            _sync_folder(path.parent)
+            if lasting:
+                _sync_folder(path.parent)
         except OSError as wrong:
             with contextlib.suppress(OSError):
                 beside.unlink()
@@ -81,10 +90,14 @@ class FileDisk:
 
 def _read(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            return file.read(MAX_FILE)
+        return _read_whole(path)
     except OSError:
         return b""  # not a state file; its reader reports it as unreadable
+
+
+def _read_whole(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_FILE)
 
 
 def _rename(path: Path, target: Path) -> None:

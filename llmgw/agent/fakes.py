@@ -369,7 +369,7 @@ class MemoryDisk(_Seam):
         super().__init__(node, checkpoint)
         self._contents = contents
 
-    async def write(self, name: str, data: bytes, *, lasting: bool = True) -> None:  # noqa: ARG002 - memory never fails
+    async def write(self, name: str, data: bytes, *, lasting: bool = True) -> None:
         self._reach("write")
         await asyncio.sleep(0)
         self._reach("write renames")

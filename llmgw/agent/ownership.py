@@ -44,7 +44,7 @@ class Ownership:
         """Raises StalledError when the file is there and can't be read: a lost fence must not let a stale controller in.
 
         The settings' fleet wins: bootstrap by another fleet, with the rights to the node, is how a node changes hands."""
-        data = (await self._disk.read_all(FOLDER)).get(FILE)
+        data = await self._disk.read(f"{FOLDER}/{FILE}")
         if data is None:
             return
         try:

@@ -90,6 +90,10 @@ class Spawner(Protocol):
         """To the engine's process group; nothing to signal is no error."""
         ...
 
+    async def used(self, shard: str) -> bool:
+        """Whether anything may ever have been started under that name here: if not, nothing can be left of it."""
+        ...
+
     async def remaining(self, shard: str) -> tuple[int, ...]:
         """Pids that provably belong to the shard and still live, whatever they did to hide (setsid, double fork,
         wiped environment)."""
@@ -147,8 +151,13 @@ class Probe(Protocol):
 class Disk(Protocol):
     """Small state files below the work directory: written whole or not at all."""
 
-    async def write(self, name: str, data: bytes) -> None:
-        """Temp file, fsync, rename, mode 0600. Raises StalledError naming the file when the disk refuses."""
+    async def write(self, name: str, data: bytes, *, lasting: bool = True) -> None:
+        """Temp file, fsync, rename, mode 0600. Raises StalledError naming the file when the disk refuses. Not ``lasting``: after a
+        power failure the file may be the one before, whole as well."""
+        ...
+
+    async def read(self, name: str) -> bytes | None:
+        """One file; None: there is none. An unreadable one is empty, which its reader reports."""
         ...
 
     async def read_all(self, folder: str) -> Mapping[str, bytes]:

@@ -109,11 +109,14 @@ class MemoryDisk:
     refuses: str = ""
     writes: list[str] = field(default_factory=list)
 
-    async def write(self, name: str, data: bytes) -> None:
+    async def write(self, name: str, data: bytes, *, lasting: bool = True) -> None:
         if self.refuses:
             raise StalledError(f"writing {name}: {self.refuses}")
         self.writes.append(name)
         self.files[name] = data
+
+    async def read(self, name: str) -> bytes | None:
+        return self.files.get(name)
 
     async def read_all(self, folder: str) -> Mapping[str, bytes]:
         start = f"{folder}/"

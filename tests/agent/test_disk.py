@@ -19,6 +19,9 @@ def test_files_are_written_whole_with_their_mode_and_read_back(tmp_path: Path) -
         await disk.write("shards/deep/b.json", b"3")
         assert await disk.read_all("shards") == {"a.json": b"2"}
         assert await disk.read_all("nothing") == {}
+        assert await disk.read("shards/a.json") == b"2"
+        assert await disk.read("shards/b.json") is None
+        assert await disk.read("shards") == b"", "what can't be read is told by its reader"
         await disk.remove("shards/a.json")
         await disk.remove("shards/a.json")
         assert await disk.read_all("shards") == {}

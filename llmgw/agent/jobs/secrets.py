@@ -29,7 +29,7 @@ class JobSecrets:
 
     async def of(self, job: str) -> Mapping[str, str]:
         """Empty also where they can't be read: what needs them says so by itself, and names the secret."""
-        data = (await self._disk.read_all(FOLDER)).get(f"{job}.json")
+        data = await self._disk.read(f"{FOLDER}/{job}.json")
         if data is None:
             return {}
         try:

@@ -4,6 +4,7 @@ id; the marker in the environment; its log as output. Everything else is foreign
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from llmgw.agent.seams import ProcessId
@@ -15,6 +16,15 @@ from llmgw.model.ids import ShardId, parse_shard_id
 SHARD_MARK = "LLMGW_SHARD"
 AGENT_MARK = "LLMGW_AGENT"
 SHIM_MARK = "LLMGW_SHIM"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Borne:
+    """What each process of one shard bears: reckoned once, for it is looked for in all processes of the machine."""
+
+    group: int | None
+    marks: tuple[bytes, ...]
+    logs: Path
 
 
 class Belongings:
@@ -43,7 +53,25 @@ class Belongings:
 
     def statuses(self, shard: str) -> dict[str, Status]:
         """By process."""
-        return {process: status for owner, process, status in self._all() if owner == shard}
+        return {process: status for _, process, status in self._all(shard)}
+
+    def used(self, shard: str) -> bool:
+        """By its log's folder, which is made before a first process is and goes when the shard is forgotten; by a status or a
+        group, should somebody have taken that away."""
+        group = self.cgroup(shard)
+        return (
+            (self._logs / shard).exists()
+            or (group is not None and group.exists())
+            or any(owner == shard for _, owner, _ in self._status_files())
+        )
+
+    def engines(self) -> dict[int, str]:
+        """The shards of those that live."""
+        return {
+            status.engine.pid: shard
+            for shard, _, status in self._all()
+            if status.engine is not None and proc.alive(status.engine, self._boot)
+        }
 
     def of(self, shard: str) -> set[int]:
         """Pids that live, without the shims."""
@@ -97,8 +125,7 @@ class Belongings:
             if self._in_session(one, status):
                 return shard
         # Also of those whose status can't be read: what a process bears is proof without it.
-        bears = (shard for shard in self._names() if self._bears(pid, shard, self.group(shard)))
-        return next(bears, None)
+        return next((shard for shard in self._names() if self._bears(pid, self._borne(shard))), None)
 
     def strays(self, known: frozenset[str]) -> tuple[str, ...]:
         """Shards, not among ``known``, of which processes live."""
@@ -122,16 +149,20 @@ class Belongings:
 
     # ---- Proofs ---------------------------------------------------------------------------------------
 
-    def _all(self) -> Iterator[tuple[str, str, Status]]:
-        try:
-            names = sorted(entry.name for entry in self._folder.iterdir())
-        except OSError:
-            return
-        for name in names:
+    def _all(self, only: str | None = None) -> Iterator[tuple[str, str, Status]]:
+        """Of all shards, or of one."""
+        for name, shard, process in self._status_files():
+            if only in (None, shard):
+                status = statusfiles.read(self._folder / name)
+                if status is not None and status.boot_id == self._boot:
+                    yield shard, process, status
+
+    def _status_files(self) -> Iterator[tuple[str, str, str]]:
+        """Each with its shard and process."""
+        for name in sorted(_folders(self._folder)):
             shard, _, process = name.removesuffix(".json").rpartition(".")
-            status = statusfiles.read(self._folder / name) if name.endswith(".json") and shard else None
-            if status is not None and status.boot_id == self._boot:
-                yield shard, process, status
+            if name.endswith(".json") and shard:
+                yield name, shard, process
 
     def _names(self) -> list[str]:
         """Shards that have had a process here; one is started only when its log has a folder."""
@@ -149,11 +180,11 @@ class Belongings:
         shims = {status.shim.pid for status in statuses}
         roots = {p.pid for s in statuses for p in _both(s) if p is not None and proc.alive(p, self._boot)}
         found = proc.descendants(roots, processes) | (roots - shims)
-        group = self.group(shard)
+        borne = self._borne(shard)
         for pid, one in processes.items():
             if pid in found or pid in shims:
                 continue
-            if any(self._in_session(one, status) for status in statuses) or self._bears(pid, shard, group):
+            if any(self._in_session(one, status) for status in statuses) or self._bears(pid, borne):
                 found.add(pid)
         return found
 
@@ -169,16 +200,16 @@ class Belongings:
         entries = proc.environment(one.pid)
         return entries is not None and (not entries or f"{AGENT_MARK}={self._tag}".encode() in entries)
 
-    def _bears(self, pid: int, shard: str, group: int | None) -> bool:
-        return (
-            (group is not None and proc.real_group(pid) == group)
-            or self._marked(pid, shard)
-            or traces.writes_log(pid, self._logs / shard)
-        )
+    def _borne(self, shard: str) -> "_Borne":
+        marks = tuple(f"{name}={value}".encode() for name, value in self.marks(shard).items())
+        return _Borne(group=self.group(shard), marks=marks, logs=self._logs / shard)
 
-    def _marked(self, pid: int, shard: str) -> bool:
-        entries = proc.environment(pid) or []
-        return all(f"{name}={value}".encode() in entries for name, value in self.marks(shard).items())
+    def _bears(self, pid: int, borne: "_Borne") -> bool:
+        return (
+            (borne.group is not None and proc.real_group(pid) == borne.group)
+            or proc.has_all(pid, borne.marks)
+            or traces.writes_log(pid, borne.logs)
+        )
 
     def _ancestors(self, one: Stat) -> Iterator[int]:
         seen: Stat | None = one

@@ -27,8 +27,9 @@ async def clear(
     """Tells Gone or SurvivedKill. Can be cut off anywhere and begun again."""
     await started.settle()
     await _ask_to_end(spec, around, started)
-    seen = set(await around.spawner.remaining(spec.shard))
-    left = await _kill_what_is_left(spec, around)
+    found = await around.spawner.remaining(spec.shard)
+    seen = set(found)
+    left = await _kill_what_is_left(found, spec, around)
     if left:
         tell(SurvivedKill(who=f"{await around.spawner.describe(left)} of shard {spec.shard}"))
         return
@@ -50,18 +51,20 @@ async def _ask_to_end(spec: LaunchSpec, around: Surroundings, started: Started) 
             await started.ended_within({one.process for one in running}, spec.timeouts.kill)
 
 
-async def _kill_what_is_left(spec: LaunchSpec, around: Surroundings) -> tuple[int, ...]:
-    """Pids that live on. A shim at its own clearing up is given time first (one that is stopped never gets there);
+async def _kill_what_is_left(
+    left: tuple[int, ...], spec: LaunchSpec, around: Surroundings
+) -> tuple[int, ...]:
+    """Pids of ``left`` and after that live on. A shim at its own clearing up is given time first (one that is stopped never gets there);
     everything else is killed at once."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
     while True:
-        left = await around.spawner.remaining(spec.shard)
         waited = loop.time() - begun
         if not left or waited >= SHIM_WITHIN + spec.timeouts.kill:
             return left
         await around.spawner.kill_remaining(spec.shard, shims=waited >= SHIM_WITHIN)
         await asyncio.sleep(LOOK_EVERY)
+        left = await around.spawner.remaining(spec.shard)
 
 
 async def _memory_returned(spec: LaunchSpec, around: Surroundings, seen: set[int]) -> bool:

@@ -21,7 +21,8 @@ async def launch(
 ) -> None:
     """Tells Launched or LaunchRefused, exactly once."""
     try:
-        if left := await around.spawner.remaining(spec.shard):
+        used = await around.spawner.used(spec.shard)
+        if used and (left := await around.spawner.remaining(spec.shard)):
             error = f"pid {left[0]} of an earlier start is left"
             tell(LaunchRefused(error=error, processes=True))
             return

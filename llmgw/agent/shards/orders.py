@@ -68,9 +68,10 @@ class Orders:
         self._disk = disk
         self._learn = learn
 
-    async def save(self, order: StoredOrder) -> None:
-        """Raises StalledError naming the file when the disk refuses."""
-        await self._disk.write(f"{FOLDER}/{order.spec.shard}.json", codec.dumps_readable(order))
+    async def save(self, order: StoredOrder, *, lasting: bool = True) -> None:
+        """Raises StalledError naming the file when the disk refuses. ``lasting``: over a power failure too."""
+        name = f"{FOLDER}/{order.spec.shard}.json"
+        await self._disk.write(name, codec.dumps_readable(order), lasting=lasting)
 
     async def save_secrets(self, shard: ShardId, values: Mapping[str, str]) -> None:
         self._learn_all(values)
@@ -78,7 +79,7 @@ class Orders:
 
     async def secrets(self, shard: ShardId) -> Mapping[str, str]:
         """Raises CodecError when they can't be read; the message names no value."""
-        data = (await self._disk.read_all(SECRETS)).get(f"{shard}.json")
+        data = await self._disk.read(f"{SECRETS}/{shard}.json")
         if data is None:
             return {}
         try:

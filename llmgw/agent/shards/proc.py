@@ -14,6 +14,7 @@ PROC = Path("/proc")
 MAX_ENVIRON = 2 * 1024 * 1024
 MAX_STATUS = 64 * 1024
 CHUNK = 64 * 1024
+KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 STATES = {
     "R": "running",
@@ -39,6 +40,7 @@ class Stat:
     threads: int
     start: int
     ticks: int = 0  # of CPU time
+    kernel: bool = False
 
     @property
     def gone(self) -> bool:
@@ -86,14 +88,16 @@ def stat(pid: int) -> Stat | None:
         threads=int(fields[17]),
         start=int(fields[19]),
         ticks=int(fields[11]) + int(fields[12]),
+        kernel=bool(int(fields[6]) & KERNEL_THREAD),
     )
 
 
 def living() -> dict[int, Stat]:
-    """Every process that is not gone."""
+    """Every process that is not gone. Not the kernel's own threads, of which big machines have thousands: they belong to
+    nobody, and have nothing to look at."""
     names = os.listdir(PROC)  # noqa: PTH208 - see _read
     found = (stat(int(name)) for name in names if name.isdigit())
-    return {one.pid: one for one in found if one is not None and not one.gone}
+    return {one.pid: one for one in found if one is not None and not one.gone and not one.kernel}
 
 
 def alive(process: ProcessId | None, boot: str) -> bool:
@@ -120,11 +124,19 @@ def environment(pid: int) -> list[bytes] | None:
     return [entry for entry in data.split(b"\0") if entry]
 
 
+def has_all(pid: int, entries: tuple[bytes, ...]) -> bool:
+    """Whether all these ``NAME=value`` stand in its environment."""
+    data = _read(pid, "environ", MAX_ENVIRON)
+    if not data:
+        return False
+    framed = b"\0%b\0" % data
+    return all(b"\0%b\0" % entry in framed for entry in entries)
+
+
 def real_group(pid: int) -> int | None:
     """The group id that a process was given: programs that are setgid change only their effective one."""
-    lines = (_read(pid, "status") or b"").splitlines()
-    found = next((line.split()[1] for line in lines if line.startswith(b"Gid:")), b"")
-    return int(found) if found.isdigit() else None
+    found = (_read(pid, "status") or b"").partition(b"\nGid:")[2].split(maxsplit=1)
+    return int(found[0]) if found and found[0].isdigit() else None
 
 
 def appends_to(pid: int, below: str) -> list[str]:

@@ -138,6 +138,9 @@ class ShimSpawner:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(engine.pid, number)
 
+    async def used(self, shard: str) -> bool:
+        return self._belongings.used(shard)
+
     async def remaining(self, shard: str) -> tuple[int, ...]:
         left = self._belongings.of(shard) | set(self._belongings.shims(shard))
         if not left:
@@ -160,6 +163,9 @@ class ShimSpawner:
         sockets = listeners.sockets(port)
         if not sockets:
             return None
+        for pid, shard in self._belongings.engines().items():  # mostly one of them, and there are few
+            if listeners.holders(sockets, [pid]):
+                return pid, shard
         found = listeners.holders(sockets, sorted(proc.living()))
         owned = [(pid, owner) for pid in found if (owner := self._belongings.owner(pid)) is not None]
         if owned:

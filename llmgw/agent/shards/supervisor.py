@@ -20,13 +20,18 @@ from llmgw.core.life import (
     LIVE,
     TERMINAL,
     Action,
+    Adopted,
     DeadlinePassed,
+    DrainAsked,
     Event,
     Exited,
     JobsFailed,
     LaunchRefused,
     Life,
+    Ordered,
     ProbeFailed,
+    Rebooted,
+    StopAsked,
     Waiting,
 )
 from llmgw.core.lifecycle import describe_exit, rules_of, step
@@ -226,17 +231,19 @@ class Shard:
         if life == before and not actions:
             return
         self._order = replace(self._order, life=life, processes=self._started.running)
-        if replace(life, reason="") != replace(before, reason="") or actions:
-            await self._save()
+        news = replace(life, reason="") != replace(before, reason="") or actions
+        if news and not _known_to_the_next(event, before):
+            await self._save(lasting=isinstance(event, StopAsked | DrainAsked | Rebooted))
         self._publish(before, life)
         if life.deadline != before.deadline or life.state is not before.state or actions:
             self._arm(life)
         for action in actions:
             await self._begin_activity(action)
 
-    async def _save(self) -> None:
+    async def _save(self, *, lasting: bool = True) -> None:
+        """What is not a command need not outlive a power failure: no process does, and the next agent sees that."""
         try:
-            await self._around.orders.save(self._order)
+            await self._around.orders.save(self._order, lasting=lasting)
         except LlmgwError as wrong:
             if not self._problem:
                 self._around.events(reports.problem(self.spec.shard, str(wrong)))
@@ -369,3 +376,9 @@ def _broken(action: Action, wrong: Exception) -> Event:
             return LaunchRefused(error=text, processes=True)
         case _:
             return Waiting(reason=text)
+
+
+def _known_to_the_next(event: Event, before: Life) -> bool:
+    """Whether the next agent comes to the same by what is on disk: an order has just been written, and what is adopted is found
+    running again. Waiting for the disk, 32 shards would be adopted one after another."""
+    return isinstance(event, Ordered) or (isinstance(event, Adopted) and before.state in LIVE)
