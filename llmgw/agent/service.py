@@ -6,13 +6,13 @@ All of the outside world is handed in, so that the simulation runs this very cod
 import asyncio
 import hashlib
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
+from llmgw.agent.answers import Answers
 from llmgw.agent.events import Events
 from llmgw.agent.helps import Helps
 from llmgw.agent.inspecting import Inspector
@@ -50,8 +50,6 @@ from llmgw.wire.messages import (
 from llmgw.wire.rpc import STREAMS
 
 P = TypeVar("P")
-REMEMBERED = 1_024
-"""Answers kept for controllers that ask again by command id: far more than one pass sends to a node."""
 MAX_INSPECTED = 64
 """Weights that one request looks at: more than models of one node."""
 FACTS_AGE = 5.0
@@ -73,14 +71,6 @@ class FactsSource(Protocol):
     async def facts(self, *, max_age: float) -> Facts:
         """The latest sample, or a new one when it is older than ``max_age`` seconds; never fails, see Facts.problems."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    """What a command id was for, and its answer, perhaps still on its way."""
-
-    asked: str
-    task: "asyncio.Task[Accepted]"
 
 
 class AgentService:
@@ -122,7 +112,7 @@ class AgentService:
         self._adopted = asyncio.Event()
         if not waits:
             self._adopted.set()
-        self._answers: OrderedDict[str, _Answer] = OrderedDict()
+        self._answers = Answers()
         self._problems: tuple[str, ...] = ()
         self._questions: Mapping[str, tuple[type[Any], Callable[[Any], Awaitable[Any]]]] = {
             "report": (ReportParams, self._report),
@@ -169,9 +159,7 @@ class AgentService:
 
     async def close(self) -> None:
         """Engines run on; orders stand."""
-        for answer in self._answers.values():
-            answer.task.cancel()
-        await asyncio.gather(*(answer.task for answer in self._answers.values()), return_exceptions=True)
+        await self._answers.close()
         if self._helps is not None:
             await self._helps.close()
         await self._jobs.close()
@@ -362,17 +350,9 @@ class AgentService:
         """Once for each command id, and to the end even when the one who asked is gone."""
         command: Command = decoded.command
         asked = hashlib.sha256(method.encode() + b"\0" + codec.dumps(params)).hexdigest()
-        known = self._answers.get(command.id)
-        if known is None:
-            task = asyncio.ensure_future(self._carry_out(method, command, decoded, do))
-            known = _Answer(asked=asked, task=task)
-            self._remember(command.id, known)
-        elif known.asked != asked:
-            raise AgentError(
-                f"command id {command.id!r:.80} was used for another command: each needs an id of its own",
-                code=INVALID_PARAMS,
-            )
-        return await asyncio.shield(known.task)
+        return await self._answers.of(
+            command.id, asked, lambda: self._carry_out(method, command, decoded, do)
+        )
 
     async def _carry_out(
         self, method: str, command: Command, params: Any, do: Callable[[Any], Awaitable[Accepted]]
@@ -382,21 +362,6 @@ class AgentService:
         accepted = await do(params)
         await self._checkpoint(f"agent:done:{method}")
         return accepted
-
-    def _remember(self, command: str, answer: _Answer) -> None:
-        """Only what was accepted is kept: a refused command may be sent again when its cause is gone."""
-        self._answers[command] = answer
-
-        def settle(task: "asyncio.Task[Accepted]") -> None:
-            if task.cancelled() or task.exception() is not None:
-                self._answers.pop(command, None)
-
-        answer.task.add_done_callback(settle)
-        while len(self._answers) > REMEMBERED:
-            oldest = next((name for name, old in self._answers.items() if old.task.done()), None)
-            if oldest is None:
-                break
-            del self._answers[oldest]
 
 
 def _allow(doing: str, refusal: str) -> None:
