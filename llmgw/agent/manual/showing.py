@@ -10,6 +10,7 @@ from typing import Any
 from llmgw.agent.manual.door import open_door
 from llmgw.agent.manual.inventory import inventory_text
 from llmgw.agent.manual.standin import Node, node_at
+from llmgw.agent.shards.jobs import progress
 from llmgw.model.checkup import Checkup, Level, lines, worst
 from llmgw.model.facts import Facts
 from llmgw.model.ids import ShardId
@@ -86,7 +87,8 @@ def status_text(report: Report) -> str:
     ]
     told += _shards(report.shards)
     told += [
-        f"job {job.job}  {job.state}  {job.description}  {job.error or job.last_line}" for job in report.jobs
+        f"job {job.job}  {job.state}  {progress(job)}  {job.error or job.last_line}".rstrip()
+        for job in report.jobs
     ]
     told += [f"problem: {problem}" for problem in (*report.problems, *report.facts.problems)]
     return "\n".join(told) + "\n"

@@ -26,7 +26,7 @@ async def await_jobs(spec: LaunchSpec, around: Surroundings, tell: Callable[[Eve
         while not waiting.done():
             if report := _first_open(needs, around):
                 state = ShardState.INSTALLING if report.kind == "install" else ShardState.FETCHING
-                tell(JobsWaiting(state=state, reason=_progress(report)))
+                tell(JobsWaiting(state=state, reason=progress(report)))
             await asyncio.wait({waiting}, timeout=LOOK_EVERY)
         await waiting
     except RetryError as wrong:
@@ -56,7 +56,8 @@ def _first_open(needs: tuple[JobId, ...], around: Surroundings) -> JobReport | N
     )
 
 
-def _progress(report: JobReport) -> str:
+def progress(report: JobReport) -> str:
+    """What is done, and how much of it."""
     done = report.done_bytes // MIB
     if report.total_bytes:
         return f"{report.description}: {done} of {report.total_bytes // MIB} MiB"
