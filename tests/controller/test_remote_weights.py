@@ -10,12 +10,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from llmgw.controller.weights.cache import Cache
 from llmgw.controller.weights.remote import FIRST, RemoteWeights, Wanted
 from llmgw.model.manifest import FromEnv, Source
 from llmgw.model.weights import MAX_CONFIG, Inspection
+from tests.sim.loop import VirtualLoop, run
 from tests.wire import headers
 
 SHA = "0" * 64
@@ -349,3 +351,21 @@ def test_other_sources_are_not_looked_at_from_here(tmp_path: Path) -> None:
         return await remote.look(Wanted(digest="d", source=Source(path="/models/x")))
 
     assert asyncio.run(main()) is None
+
+
+class Silent(httpx.AsyncBaseTransport):
+    """A server that takes every question and answers none."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        await asyncio.Event().wait()
+        raise AssertionError(request.url)
+
+
+def test_a_server_that_never_answers_is_given_up_and_told(tmp_path: Path) -> None:
+    async def main() -> Inspection | None:
+        remote = RemoteWeights(Cache(tmp_path), environment={}, transport=Silent())
+        return await remote.look(Wanted(digest="d", source=on_hub(), hub="http://127.0.0.1:1"))
+
+    seen = run(main(), VirtualLoop())
+    assert seen is not None
+    assert f"looking at lab/model@{PINNED}: no answer within 60 s" in seen.problem
