@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def ranks(count: int) -> list[dict[str, str]]:
-    """One task on a GPU each, as many at once, as vLLM's workers are."""
+    """One task on a GPU each, as vLLM's workers are."""
     ray: Any = importlib.import_module("ray")  # only hosts have it
     util: Any = importlib.import_module("ray.util")
     strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
@@ -69,9 +69,14 @@ def ranks(count: int) -> list[dict[str, str]]:
     def where() -> dict[str, str]:
         return {name: os.environ.get(name, "") for name in ("VLLM_HOST_IP", "CUDA_VISIBLE_DEVICES", "HOME")}
 
-    strategy = strategies.PlacementGroupSchedulingStrategy(placement_group=group)
-    task = ray.remote(num_cpus=0, num_gpus=1, scheduling_strategy=strategy)(where)
-    found: list[dict[str, str]] = ray.get([task.remote() for _ in range(count)], timeout=120)
+    def rank(place: int) -> Any:
+        """Ends soon: without a place of its own the next one might take the same GPU."""
+        strategy = strategies.PlacementGroupSchedulingStrategy(
+            placement_group=group, placement_group_bundle_index=place
+        )
+        return ray.remote(num_cpus=0, num_gpus=1, scheduling_strategy=strategy)(where).remote()
+
+    found: list[dict[str, str]] = ray.get([rank(place) for place in range(count)], timeout=120)
     return found
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.engines.vllm_fleet import (
     LOADING,
     SHARE,
+    nothing_is_left,
     of_vllm,
     only_when_asked,
     said,
@@ -69,6 +70,7 @@ def test_adapters_come_and_go_while_it_serves_and_are_back_after_it_was_killed(r
     assert said(road, again) == base
     road.llmgw("apply", "--yes")
     assert "No changes" in road.llmgw("plan", "--detailed-exitcode")
+    nothing_is_left(road)
 
 
 def serve(road: SshRoad, *adapters: str) -> None:

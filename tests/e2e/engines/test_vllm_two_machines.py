@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.engines.vllm_fleet import (
     LOADING,
+    nothing_is_left,
     of_vllm,
     only_when_asked,
     said,
@@ -51,6 +52,7 @@ def test_two_machines_say_what_one_says_and_a_lost_rank_ends_both(road: SshRoad)
         endpoint = a_rank_is_lost(road, endpoint, name)
         assert said(road, endpoint) == alone
     assert "No changes" in road.llmgw("plan", "--detailed-exitcode")
+    nothing_is_left(road)
 
 
 def a_rank_is_lost(road: SshRoad, before: dict[str, Any], name: str) -> dict[str, Any]:

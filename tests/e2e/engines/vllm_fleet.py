@@ -78,3 +78,13 @@ def of_vllm(host: Host) -> dict[int, tuple[str, ...]]:
         for pid, words in processes(host).items()
         if any(word.startswith((f"{ENGINE}/", "VLLM::")) for word in words)
     }
+
+
+def nothing_is_left(road: SshRoad) -> None:
+    """Takes the model away and looks: no process, and nothing of what vLLM lays into shared memory."""
+    road.remove_models()
+    road.commit("Serve nothing")
+    road.llmgw("apply", "--yes", "--allow-prune", within=300)
+    for host in road.hosts:
+        assert of_vllm(host) == {}
+        assert host.must("ls", "-A", "/dev/shm") == ""
