@@ -120,9 +120,14 @@ class MemoryDisk:
 
     async def read_all(self, folder: str) -> Mapping[str, bytes]:
         start = f"{folder}/"
-        return {name.removeprefix(start): data for name, data in self.files.items() if name.startswith(start)}
+        found = (
+            (name.removeprefix(start), data) for name, data in self.files.items() if name.startswith(start)
+        )
+        return {name: data for name, data in found if "/" not in name}
 
     async def move(self, name: str, to: str) -> None:
+        if self.refuses == "Read-only file system":  # a full disk lets files be renamed
+            raise StalledError(f"moving aside {name}: {self.refuses}")
         self.files[to] = self.files.pop(name)
 
     async def remove(self, name: str) -> None:

@@ -27,6 +27,8 @@ from llmgw.wire.messages import INVALID_PARAMS, NO_SPACE, NOT_FOUND
 JobSpec: TypeAlias = InstallSpec | FetchSpec
 
 FOLDER = "jobs"
+ASIDE = f"{FOLDER}/unreadable"
+"""Orders that can't be read: nobody works on them again, a person may still look."""
 AT_ONCE = 2
 """More downloads at once only share one line, and one slow engine install must not block the weights."""
 KEPT = 200
@@ -149,13 +151,14 @@ class Jobs:
     # ---- life ------------------------------------------------------------------------------------
 
     async def adopt(self) -> tuple[str, ...]:
-        """Takes up what an earlier agent was told to do; returns what could not be read."""
-        problems = []
+        """Takes up what an earlier agent was told to do; returns what stays wrong. An order that can't be read is told once: what
+        it was to bring is not there, and whoever needs that orders it again."""
+        problems: list[str] = []
         for name, data in sorted((await self._disk.read_all(FOLDER)).items()):
             try:
                 job = _read(data)
             except (codec.CodecError, ValueError, KeyError, TypeError, RecursionError) as wrong:
-                problems.append(f"{FOLDER}/{name} can't be read and is left alone: {wrong}")
+                problems += await self._put_aside(name, wrong)
                 continue
             self._jobs[job.spec.job] = job
         going_on = [job for job in self._jobs.values() if job.report.state not in ENDED]
@@ -176,6 +179,15 @@ class Jobs:
             self._journal.append("job", job.spec.job, "resumed after the agent was restarted")
             self._begin(job)
         return tuple(problems)
+
+    async def _put_aside(self, name: str, wrong: Exception) -> tuple[str, ...]:
+        told = f"the order of job {name.removesuffix('.json')} can't be read: {wrong}"
+        try:
+            await self._disk.move(f"{FOLDER}/{name}", f"{ASIDE}/{name}")
+        except StalledError as refused:
+            return (f"{told}; {refused}",)
+        self._journal.append("problem", name.removesuffix(".json"), f"{told}: kept in {ASIDE}/{name}")
+        return ()
 
     async def close(self) -> None:
         """Stops working without ending the orders: the next agent resumes them."""
@@ -210,6 +222,7 @@ class Jobs:
         try:
             await self._secrets.keep(spec.job, secrets)
             await self._save(job)
+            await self._disk.remove(f"{ASIDE}/{spec.job}.json")
         except StalledError as wrong:
             del self._jobs[spec.job]
             job.ended.set()

@@ -278,14 +278,35 @@ def test_a_finished_job_is_still_known_to_the_next_agent_and_not_done_again() ->
 
 
 @pytest.mark.parametrize("broken", [b"{", b"", b"\0" * 100, b"[" * 100_000])
-def test_an_order_that_cannot_be_read_is_told_and_left_alone(broken: bytes) -> None:
+def test_an_order_that_cannot_be_read_is_put_aside_and_told_once(broken: bytes) -> None:
     world = World()
-    world.disk.files["jobs/install-00000000.json"] = broken
+    world.disk.files["jobs/install-abababab.json"] = broken
 
     async def main() -> None:
-        problems = await world.jobs().adopt()
-        assert "jobs/install-00000000.json can't be read" in problems[0]
-        assert "jobs/install-00000000.json" in world.disk.files
+        jobs = world.jobs()
+        assert not await jobs.adopt(), "nothing that a report would have to repeat"
+        assert "jobs/install-abababab.json" not in world.disk.files
+        assert world.disk.files["jobs/unreadable/install-abababab.json"] == broken
+        assert not await world.jobs().adopt()
+        (told,) = [line for line in world.store.lines if b"can't be read" in line]
+        assert b"kept in jobs/unreadable/install-abababab.json" in told
+        await jobs.install(install_spec())
+        await jobs.wait((INSTALL,))
+        assert "jobs/unreadable/install-abababab.json" not in world.disk.files
+
+    run(main)
+
+
+def test_an_order_that_cannot_even_be_put_aside_stays_a_problem() -> None:
+    world = World()
+    world.disk.files["jobs/install-abababab.json"] = b"{"
+    world.disk.refuses = "Read-only file system"
+
+    async def main() -> None:
+        (problem,) = await world.jobs().adopt()
+        assert "the order of job install-abababab can't be read" in problem
+        assert "Read-only file system" in problem
+        assert "jobs/install-abababab.json" in world.disk.files
 
     run(main)
 
