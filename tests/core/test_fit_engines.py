@@ -164,7 +164,7 @@ def test_sglang_leaves_free_what_it_computes_in() -> None:
 def test_an_architecture_nobody_reckons_needs_a_word(config: dict[str, Any]) -> None:
     blocked = change(planned(runs(tensor=1), l40s("gpu01"), weights=known(config, size=GIB)))
     assert blocked.keyword == "unknown-size"
-    assert "carry a state along (mamba_d_state)" in blocked.reason
+    assert "carry a state along (mamba_d_state); its weights are 1.0 GiB: write memory:" in blocked.reason
     assert "write memory: in the profile" in blocked.reason
     stated = planned(runs(tensor=1, memory=Size(20 * GIB)), l40s("gpu01"), weights=known(config, size=GIB))
     assert any(step.kind is StepKind.START for step in stated.steps)

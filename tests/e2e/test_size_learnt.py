@@ -65,7 +65,10 @@ def test_a_model_that_nobody_can_reckon_needs_no_word_after_its_first_run(road: 
     )
     road.commit("Serve a state-space model")
     refused = road.llmgw("apply", "--yes", expect=5)
-    assert "mamba has layers that carry a state along (ssm.state_size): write memory:" in refused
+    assert (
+        "mamba has layers that carry a state along (ssm.state_size); its weights are 0.00 GiB: write memory:"
+        in refused
+    )
 
     assert "ready after" in road.llmgw("apply", "--yes", "--allow-unknown-size")
     (said,) = json.loads(_kept(road, "weights.json"))["measured"].values()

@@ -55,7 +55,7 @@ def need(model: DesiredModel, known: Known, sums: Sums, *, ports: int, leader_po
         unseen = Weights(digest=weights_digest(model.spec.source), description="", unknown=why)
         return _learnt(model, known, sums, stated, unseen, why)
     if why := sums.unknown(model, weights):
-        return _learnt(model, known, sums, stated, weights, why)
+        return _learnt(model, known, sums, stated, weights, f"{why}; its weights are {gib(weights.size)} GiB")
     if model.profile.gpus.per_node == 0:
         return _on_host(model, stated, sums.host(model, weights))
     on = tuple(sums.on(model, known, weights, kind) for kind in _kinds(model, known))
