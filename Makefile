@@ -25,7 +25,7 @@ demo-stop: ## stop what the demo started
 test: lint types contracts tests ## everything that must hold before a commit lands (CI runs this)
 
 test-all: LONG := --long
-test-all: test ## the same and the long tests: a real systemd, which `make test` leaves out and says so
+test-all: test ## the same and the long tests (a real systemd, Ray), which `make test` leaves out and says so
 
 $(VENV)/.installed: pyproject.toml
 	@scripts/check-python.sh "$(PYTHON)"
