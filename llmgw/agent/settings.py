@@ -36,9 +36,9 @@ JOB_RUNS = "jobruns"
 FOLDERS: Mapping[str, int] = {
     "state": 0o700,
     "shards": 0o700,
-    "jobs/unreadable": 0o700,
     "shards/unreadable": 0o700,  # made early: a full disk must not keep a broken order from being put aside
     "jobs": 0o700,
+    "jobs/unreadable": 0o700,
     "jobsecrets": 0o700,
     JOB_RUNS: 0o700,
     "status": 0o700,
