@@ -39,8 +39,17 @@ def only_agent(work: Path, holder: Holder) -> Iterator[None]:
             raise HeldError(
                 f"starting an agent in {work}: another one{named} runs there: stop it first"
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, codec.dumps(holder), 0)
+        _sign(descriptor, file, holder)
         yield
     finally:
         os.close(descriptor)
+
+
+def _sign(descriptor: int, file: Path, holder: Holder) -> None:
+    """Over what stands there: on a full disk that needs no room, and room once given up would be somebody else's."""
+    data = codec.dumps(holder)
+    try:
+        os.pwrite(descriptor, data, 0)
+        os.ftruncate(descriptor, len(data))
+    except OSError as wrong:
+        raise StalledError(f"writing {file}: {wrong.strerror}: see to that disk") from wrong

@@ -74,13 +74,21 @@ def read(path: str) -> str | None:
 
 
 def write_whole(path: str, text: str, mode: int) -> None:
+    """What is as it should be stays: a full disk has no room for it a second time."""
+    if read(path) == text and os.stat(path).st_mode & 0o7777 == mode:
+        return
     beside = path + ".llmgw-new"
-    with open(beside, "w", encoding="utf-8", errors="surrogateescape") as file:
-        os.fchmod(file.fileno(), mode)
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(beside, path)
+    try:
+        with open(beside, "w", encoding="utf-8", errors="surrogateescape") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(beside, path)
+    except OSError as wrong:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise OSError(wrong.errno, wrong.strerror, path) from wrong
 
 
 # ---- At every boot --------------------------------------------------------------------------------------
@@ -92,8 +100,7 @@ def serve(work: str, name: str, payload: dict[str, Any]) -> dict[str, Any]:
     text = payload["text"]
     if way == "systemd":
         path = "%s/%s.service" % (UNITS, name)
-        if read(path) != text:
-            write_whole(path, text, 0o644)
+        write_whole(path, text, 0o644)
         must(["systemctl", "daemon-reload"])
         must(["systemctl", "enable", "--quiet", name + ".service"])
     elif way == "crontab":

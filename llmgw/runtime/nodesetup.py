@@ -158,12 +158,16 @@ def unpack(work: str, digest: str, payload: bytes) -> dict[str, Any]:
     beside = os.path.join(agents, ".new-%s" % digest)
     shutil.rmtree(beside, ignore_errors=True)
     os.mkdir(beside, 0o755)
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        for member in archive:
-            lay_member(archive, member, beside)
-    os.chmod(beside, 0o755)  # noqa: S103 - others may read it: it is public code
-    sync_tree(beside)
-    os.rename(beside, final)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            for member in archive:
+                lay_member(archive, member, beside)
+        os.chmod(beside, 0o755)  # noqa: S103 - others may read it: it is public code
+        sync_tree(beside)
+        os.rename(beside, final)
+    except OSError:
+        shutil.rmtree(beside, ignore_errors=True)  # on a full disk a part is in the way
+        raise
     sync(agents)
     return {"unpacked": True}
 
@@ -192,8 +196,11 @@ def lay_member(archive: tarfile.TarFile, member: tarfile.TarInfo, into: str) -> 
     os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
     source = archive.extractfile(member)
     assert source is not None
-    with open(path, "xb") as file:
-        shutil.copyfileobj(source, file)
+    try:
+        with open(path, "xb") as file:
+            shutil.copyfileobj(source, file)
+    except OSError as wrong:
+        raise OSError(wrong.errno, wrong.strerror, path) from wrong
     os.chmod(path, 0o755 if member.mode & 0o100 else 0o644)
 
 
@@ -208,6 +215,8 @@ def sync(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as wrong:
+        raise OSError(wrong.errno, wrong.strerror, path) from wrong
     finally:
         os.close(descriptor)
 
@@ -225,17 +234,35 @@ def keep_settings(work: str, payload: bytes) -> dict[str, Any]:
 
 
 def write_whole(path: str, data: bytes, mode: int) -> None:
+    """What is as it should be stays: a full disk has no room for it a second time."""
+    if holds(path, data, mode):
+        return
     beside = path + ".new"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(beside)
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, mode)
-        file.write(data)
-        file.flush()
-        os.fsync(descriptor)
-    os.rename(beside, path)
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(beside, flags, mode), "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(beside, path)
+    except OSError as wrong:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise OSError(wrong.errno, wrong.strerror, path) from wrong
     sync(os.path.dirname(path))
+
+
+def holds(path: str, data: bytes, mode: int) -> bool:
+    try:
+        with open(path, "rb") as file:
+            there = os.fstat(file.fileno())
+            same = there.st_size == len(data) and there.st_mode & 0o7777 == mode
+            return same and not os.path.islink(path) and file.read(len(data)) == data
+    except OSError:
+        return False
 
 
 def switch(work: str, digest: str, payload: bytes) -> dict[str, Any]:

@@ -126,6 +126,41 @@ def test_from_a_bare_machine_to_an_engine_of_its_own_user_and_back(host: BareHos
     assert "llmgw engines:" + WORK + "/home/llmgw-engine:/usr/sbin/nologin" in host.run("cat", "/etc/passwd")
 
 
+def test_a_dead_agent_is_started_again_on_a_full_disk(host: BareHost, made: Bundles) -> None:
+    host.run("mkdir", "-p", WORK)
+    host.run("mount", "-t", "tmpfs", "-o", "size=400m,mode=711", "tmpfs", WORK)
+
+    async def main() -> None:
+        tool = bootstrap(made)
+        await tool.install(host.shell, node(), fleet=FLEET)
+        shard = await start_engine(host)
+        fill(host)
+        (dead,) = host.pids("main.py daemon")
+        host.run("kill", "-9", str(dead))
+        done = await tool.install(host.shell, node(), fleet=FLEET)
+        assert done.changed
+        (adopted,) = (await report(host)).shards
+        assert adopted.pid == shard.pid
+        assert host.pids("main.py daemon") not in ([], [dead])
+        changed = node(ports=PortRange(from_port=31000, to_port=31999))
+        named = rf"writing its settings: settings: {WORK}/agent\.json: No space left on device: free some space there"
+        with pytest.raises(StalledError, match=named):
+            await tool.install(host.shell, changed, fleet=FLEET)
+        assert not host.run("find", WORK, "-name", "*.new*"), "no part is left to fill it further"
+        host.run("mount", "-o", "remount,size=400m", WORK)
+        await tool.install(host.shell, changed, fleet=FLEET)
+        await stop_engine(host, shard.shard)
+
+    asyncio.run(main())
+
+
+def fill(host: BareHost) -> None:
+    """To the last block: what its work directory holds becomes all that it can hold."""
+    blocks = int(host.run("df", "--output=used", "-k", WORK).splitlines()[-1])
+    host.run("mount", "-o", f"remount,size={blocks}k", WORK)
+    assert host.run("df", "--output=avail", "-k", WORK).split()[-1] == "0"
+
+
 def test_a_second_bootstrap_looks_and_does_nothing(host: BareHost, made: Bundles) -> None:
     async def main() -> None:
         tool = bootstrap(made)

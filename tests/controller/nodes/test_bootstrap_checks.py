@@ -8,9 +8,9 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from llmgw.clock import FakeClock
-from llmgw.controller.nodes.bootstrap.checks import NEEDED, Asked, notes, problems, require
+from llmgw.controller.nodes.bootstrap.checks import NEEDED, Asked, notes, problems, require, require_space
 from llmgw.controller.nodes.bootstrap.look import Wanted, look, read
-from llmgw.controller.nodes.bootstrap.machine import Folder, Machine, Owner, Python
+from llmgw.controller.nodes.bootstrap.machine import Bundles, Folder, Machine, Owner, Python
 from llmgw.controller.nodes.bootstrap.shell import LocalEnded, LocalShell
 from llmgw.controller.nodes.layout import forced_command, service_name, work_of
 from llmgw.model.manifest import Dirs, NodeSpec, Ssh
@@ -119,6 +119,16 @@ def test_sudo_that_is_refused_is_told_beside_the_rest() -> None:
         ),
         "/ has 5 MiB free, 256 MiB are needed: free some, or choose another in dirs",
     ]
+
+
+def test_a_full_disk_matters_only_to_a_bundle_that_is_still_to_come() -> None:
+    full = bare(folders=(Folder(path=WORK, nearest=WORK, free=0),), bundles=Bundles(agents=("ab12",)))
+    assert told(machine(full)) == []
+    with pytest.raises(
+        StalledError, match=f"node gpu01: this machine can't take a new agent: {WORK} has 0 MiB free"
+    ):
+        require_space(full, asked())
+    require_space(replace(full, folders=(Folder(path=WORK, nearest=WORK, free=NEEDED),)), asked())
 
 
 def test_a_user_without_root_may_have_an_agent_in_a_directory_of_its_own() -> None:

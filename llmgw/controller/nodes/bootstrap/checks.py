@@ -43,6 +43,13 @@ def require(machine: Machine, asked: Asked) -> Inside:
     return machine.inside
 
 
+def require_space(inside: Inside, asked: Asked) -> None:
+    """For another bundle than those that are there. To start one that is there needs none. Raises StalledError."""
+    work = inside.folders[0]
+    for problem in _space(work.nearest, work.free):
+        raise StalledError(f"node {asked.node}: this machine can't take a new agent: {problem}")
+
+
 def problems(machine: Machine, asked: Asked) -> tuple[Problem, ...]:
     found = [*_rights(machine, asked), *_python(machine, asked)]
     if machine.inside is None:
@@ -51,7 +58,7 @@ def problems(machine: Machine, asked: Asked) -> tuple[Problem, ...]:
     for index, folder in enumerate(machine.inside.folders):
         # Of the work directory itself _rights has told; of a login that should have been root nothing can be told.
         told = not machine.root and (index == 0 or bool(machine.sudo_refused))
-        found += _folder(folder, writable_matters=not told)
+        found += _folder(folder, writable_matters=not told, space_matters=not machine.inside.bundles.agents)
     return tuple(found)
 
 
@@ -161,7 +168,7 @@ def _foreign(inside: Inside, asked: Asked) -> list[Problem]:
     return []
 
 
-def _folder(folder: Folder, *, writable_matters: bool) -> list[Problem]:
+def _folder(folder: Folder, *, writable_matters: bool, space_matters: bool) -> list[Problem]:
     if not folder.is_folder:
         return [
             Problem(what=f"{folder.path}: {folder.nearest} is no directory", instead="choose another in dirs")
@@ -181,7 +188,7 @@ def _folder(folder: Folder, *, writable_matters: bool) -> list[Problem]:
             f"{folder.path}: {folder.nearest} lies on a file system mounted noexec, nothing there can be run"
         )
         found.append(Problem(what=what, instead="mount it without noexec, or choose another in dirs"))
-    return [*found, *_space(folder.nearest, folder.free)]
+    return [*found, *_space(folder.nearest, folder.free)] if space_matters else found
 
 
 def _space(path: str, free: int | None) -> list[Problem]:

@@ -113,6 +113,8 @@ class Bootstrap:
         if _is_so(inside, setup) or (not downgrade and _newer_stays(inside, setup)):
             self.told("the agent runs already")
             return Installed(changed=False, digest=inside.bundles.current or "", notes=tuple(notes))
+        if bundle.digest not in inside.bundles.agents:
+            checks.require_space(inside, asked)
         await self._carry_out(place, inside, setup)
         return Installed(changed=True, digest=bundle.digest, notes=tuple(notes))
 

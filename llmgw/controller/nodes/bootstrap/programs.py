@@ -1,6 +1,7 @@
 """Runs llmgw's small programs on a machine that has nothing but a Python: their text goes first on standard input, what
 they work on follows. Their answers are read and refused where they are no answers."""
 
+import errno
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,7 +48,9 @@ async def call(
     )
     answer = answered(ended, program, doing=f"node {place.node}: {doing}")
     if "error" in answer:
-        raise StalledError(f"node {place.node}: {doing}: {answer['error']}")
+        full = answer.get("errno") in (errno.ENOSPC, errno.EDQUOT)
+        told = f"{answer['error']}: free some space there" if full else answer["error"]
+        raise StalledError(f"node {place.node}: {doing}: {told}")
     return dict(answer["done"])
 
 
