@@ -74,7 +74,7 @@ def argument_problems(
 ) -> Iterator[Problem]:
     """``ours`` maps the flags that llmgw writes to what people should write instead. Values of flags are not told
     apart from flags; none looks like one of ours. ``argparse``: the engine takes flags as Python programs do, which
-    understand underscores for dashes and the beginning of a flag for the whole."""
+    understand underscores for dashes, the beginning of a flag for the whole, and a value that follows its letter at once."""
     for args in (model.profile.args, model.spec.args):
         for index, arg in enumerate(args):
             flag = arg.partition("=")[0]
@@ -87,11 +87,13 @@ def argument_problems(
 
 
 def _meant(flag: str, ours: Mapping[str, str]) -> str:
-    if not flag.startswith("--") or flag == "--":
+    if not flag.startswith("-") or flag in ("-", "--"):
         return flag
-    plain = flag.replace("_", "-")
+    plain = flag.replace("_", "-") if flag.startswith("--") else flag
     if plain in ours:
         return plain
+    if plain[:2] in ours:
+        return plain[:2]  # -n2: a letter with its value
     return next((each for each in ours if each.startswith(plain)), flag)
 
 

@@ -35,6 +35,8 @@ from llmgw.model.record import RankPlacement
 IN_FLIGHT = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 LORA_RANKS = lora.RANKS
 CONTEXT = frozenset({"-pcp", "--prefill-context-parallel-size"})
+API_SERVERS = frozenset({"-asc", "--api-server-count"})
+BALANCED_ELSEWHERE = ("-dph", "--data-parallel-hybrid-lb", "-dpe", "--data-parallel-external-lb")
 GRACE = 10
 """Seconds between the end of vLLM's own wait for requests and SIGKILL, in which its processes end."""
 CONFIG = ".config/vllm"
@@ -109,6 +111,7 @@ class Vllm:
             *checks.name_problems(model),
             *parallel.world_problems(model, data=profile.parallel.data, context=_context(model)),
             *_shape_problems(profile),
+            *_server_problems(model),
             *checkpoint.problems(model, "vLLM"),
             *lora.problems(model, highest=LORA_RANKS[-1], engine="vLLM"),
             *lora.peft_problems(model, "vLLM"),
@@ -276,9 +279,11 @@ def _not_carried_over(placed: Placed) -> File:
 
 
 def _wait_for_leader(placed: Placed) -> WaitFor:
+    """At the last of the ports where ranks meet. With data parallel that is vLLM's own, which the leader opens first; torch's
+    stays closed where copies have nothing to tell each other, as those of a model without experts."""
     leader = placed.ranks[0]
     timeout = placed.model.profile.timeouts.rendezvous
-    return WaitFor(host=leader.address, port=leader.ports[1], timeout=timeout)
+    return WaitFor(host=leader.address, port=leader.ports[-1], timeout=timeout)
 
 
 def _probes(model: DesiredModel, rank: RankPlacement) -> Probes:
@@ -303,12 +308,16 @@ def _arguments(placed: Placed, rank: RankPlacement) -> tuple[str, ...]:
         words += ["--host", rank.address, "--port", str(rank.ports[0])]
     words += _limits(placed, rank)
     words += _parallel(placed, rank)
-    words += _lora(model)
+    words += _lora(model, rank)
     if model.spec.task in ("embed", "rerank"):
         words += ["--runner", "pooling"]
     if VLLM.has(model.profile.engine, "shutdown-timeout"):
         words += ["--shutdown-timeout", str(max(int(model.profile.timeouts.stop) - GRACE, 0))]
-    return (*words, *(escape(arg) for arg in model.profile.args + model.spec.args))
+    asked = model.profile.args + model.spec.args
+    if rank.rank:
+        # A rank without a server refuses to be told how many it has.
+        _, asked = checks.take(asked, API_SERVERS)
+    return (*words, *(escape(arg) for arg in asked))
 
 
 def _limits(placed: Placed, rank: RankPlacement) -> Iterator[str]:
@@ -358,15 +367,16 @@ def _parallel(placed: Placed, rank: RankPlacement) -> Iterator[str]:
         yield "--headless"
 
 
-def _lora(model: DesiredModel) -> Iterator[str]:
+def _lora(model: DesiredModel, rank: RankPlacement) -> Iterator[str]:
     found = lora.lora(model)
     if found is None:
         return
-    slots, rank = str(found.slots), lora.rounded(found.rank, LORA_RANKS)
-    yield from ("--enable-lora", "--max-loras", slots, "--max-cpu-loras", slots, "--max-lora-rank", str(rank))
+    slots, highest = str(found.slots), lora.rounded(found.rank, LORA_RANKS)
+    yield from ("--enable-lora", "--max-loras", slots, "--max-cpu-loras", slots)
+    yield from ("--max-lora-rank", str(highest))
     if found.static:
         yield from ("--lora-modules", *(f"{name}={path}" for name, path in found.static))
-    elif model.profile.parallel.data > 1:
+    elif model.profile.parallel.data > 1 and not rank.rank:
         # vLLM refuses to change adapters of several API servers at run time.
         yield from ("--api-server-count", "1")
 
@@ -396,6 +406,20 @@ def _shape_problems(profile: ProfileSpec) -> Iterator[Problem]:
         yield Problem(
             what=f"spec.gpus.share: the ranks of {profile.nodes} nodes take whole GPUs",
             instead="leave share out, or write nodes: 1",
+        )
+
+
+def _server_problems(model: DesiredModel) -> Iterator[Problem]:
+    servers, _ = checks.take(model.profile.args + model.spec.args, API_SERVERS)
+    if model.spec.max_loaded_adapters and servers not in (None, "1"):
+        yield Problem(
+            what=f"spec.args: adapters can't be changed on {servers} API servers at run time (maxLoadedAdapters)",
+            instead="leave --api-server-count out, or maxLoadedAdapters",
+        )
+    if model.profile.nodes > 1 and checks.given(model, *BALANCED_ELSEWHERE):
+        yield Problem(
+            what=f"spec.args: requests come to the first of {model.profile.nodes} nodes only, which shares them out itself",
+            instead="leave --data-parallel-hybrid-lb and --data-parallel-external-lb out",
         )
 
 

@@ -139,6 +139,10 @@ def vllm_cases() -> Mapping[str, Placed]:
                 of_model={"max_loaded_adapters": 2},
             ),
         ),
+        "vllm-lora-on-demand-dp-infiniband": on(
+            ib_pair(),
+            _model(VLLM, parallel=Parallel(tensor=8, data=2), of_model={"max_loaded_adapters": 2}, **two),
+        ),
         "vllm-dollars-and-secrets": on(
             l40s_box(),
             _model(

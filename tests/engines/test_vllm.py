@@ -81,6 +81,12 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         "spec.args[1]: llmgw decides about --max-model, which stands for --max-model-len",
         {"args": ("x", "--max-model=5")},
     ),
+    ("spec.args[0]: llmgw decides about -n2, which stands for -n, itself", {"args": ("-n2",)}),
+    ("spec.args[0]: llmgw decides about -qfp8, which stands for -q, itself", {"args": ("-qfp8",)}),
+    (
+        "spec.args: requests come to the first of 2 nodes only",
+        {**TWO_NODES, "args": ("--data-parallel-hybrid-lb",)},
+    ),
     ("spec.args[0]: llmgw decides about --config", {"args": ("--config", "x.yaml")}),
     ("spec.env.VLLM_PORT", {"env": {"VLLM_PORT": "tcp://10.0.0.1:80"}}),
     ("spec.env.VLLM_HOST_IP", {"env": {"VLLM_HOST_IP": "1.2.3.4"}}),
@@ -176,6 +182,13 @@ def test_static_adapters_cannot_be_changed_by_requests() -> None:
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in engine_of(a_model({"adapters": LORAS})).env
 
 
+def test_adapters_that_change_while_vllm_serves_need_one_api_server() -> None:
+    (found,) = problems(a_model({"max_loaded_adapters": 2}, args=("--api-server-count", "4")))
+    assert found.startswith("spec.args: adapters can't be changed on 4 API servers")
+    assert problems(a_model({"max_loaded_adapters": 2}, args=("--api-server-count=1",))) == []
+    assert problems(a_model({"adapters": LORAS}, args=("--api-server-count", "4"))) == []
+
+
 # ---- launches ------------------------------------------------------------------------------------------
 
 
@@ -233,6 +246,29 @@ def test_ranks_meet_where_the_leader_claims_a_port() -> None:
         assert wait is not None
         assert wait.host == leader.address
         assert wait.port in leader.claims.ports[1:]
+
+
+COPIES: dict[str, Any] = {"gpus": Gpus(per_node=8), "nodes": 2, "parallel": Parallel(tensor=8, data=2)}
+
+
+def test_copies_on_several_nodes_meet_at_the_port_that_the_leader_opens_for_any_model() -> None:
+    leader, worker = launched(a_model(**COPIES))
+    wait = worker.processes[0].wait_for
+    argv = leader.processes[0].argv
+    assert wait is not None
+    assert str(wait.port) == argv[argv.index("--data-parallel-rpc-port") + 1]
+    assert wait.port in leader.claims.ports
+
+
+@pytest.mark.parametrize(
+    ("of", "args"), [({"max_loaded_adapters": 2}, ()), ({}, ("--api-server-count", "2"))]
+)
+def test_a_rank_without_a_server_is_told_of_no_api_servers(of: dict[str, Any], args: tuple[str, ...]) -> None:
+    leader, worker = launched(a_model(of, **COPIES, args=(*args, "--seed", "1")))
+    assert "--api-server-count" in leader.processes[0].argv
+    assert "--headless" in worker.processes[0].argv
+    assert "--api-server-count" not in worker.processes[0].argv
+    assert worker.processes[0].argv[-2:] == ("--seed", "1")
 
 
 def test_rays_workers_take_no_port_that_engines_are_given() -> None:
