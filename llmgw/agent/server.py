@@ -28,6 +28,8 @@ GREETING = 30.0
 """Seconds a connection may take until its first hello."""
 SLOW = 60.0
 """Seconds that a reader may take nothing of what is sent before it is dropped."""
+LOOK_EVERY = 5.0
+"""Seconds until a socket that was removed is missed."""
 LOG = logging.getLogger("llmgw.agent")
 
 
@@ -40,15 +42,38 @@ class Answering(Protocol):
 
 
 class Server:
-    """Listens on ``agent.sock`` of the work directory, mode 0600."""
+    """Listens on ``agent.sock`` of the work directory, mode 0600, and anew when somebody has removed it: an agent that runs and
+    can't be reached would keep every other one from starting."""
 
-    def __init__(self, service: Answering) -> None:
+    def __init__(self, service: Answering, *, look_every: float = LOOK_EVERY) -> None:
         self._service = service
+        self._look_every = look_every
+        self._keeping: asyncio.Task[None] | None = None
+        self._file: tuple[int, int] | None = None
         self._server: asyncio.AbstractServer | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self, work: Path) -> None:
         """The caller holds the agent's lock: a socket file that lies there is a dead agent's."""
+        await self._listen(work)
+        self._keeping = asyncio.ensure_future(self._keep(work))
+
+    async def _keep(self, work: Path) -> None:
+        while True:
+            await asyncio.sleep(self._look_every)
+            if _file(work) == self._file:
+                continue
+            LOG.warning("%s is gone: listening anew", work / SOCKET)
+            before = self._server
+            try:
+                await self._listen(work)
+            except StalledError as wrong:
+                LOG.error("%s", wrong)  # noqa: TRY400 - the disk's word says it all
+            else:
+                if before is not None:
+                    before.close()
+
+    async def _listen(self, work: Path) -> None:
         try:
             listener = listen(work)
         except OSError as wrong:
@@ -60,9 +85,12 @@ class Server:
             self._server = await asyncio.start_unix_server(self._accept, sock=listener, cleanup_socket=False)
         else:
             self._server = await asyncio.start_unix_server(self._accept, sock=listener)
+        self._file = _file(work)
 
     async def close(self) -> None:
         """Whatever streams are open: nobody is waited for."""
+        if self._keeping is not None:
+            self._keeping.cancel()
         if self._server is not None:
             self._server.close()
         for connection in self._connections:
@@ -90,6 +118,15 @@ class Server:
             writer.close()
             with suppress(OSError, asyncio.CancelledError, asyncio.TimeoutError):
                 await asyncio.wait_for(writer.wait_closed(), timeout=0.2)
+
+
+def _file(work: Path) -> tuple[int, int] | None:
+    """Which file it is, by device and number."""
+    try:
+        about = (work / SOCKET).stat()
+    except OSError:
+        return None
+    return about.st_dev, about.st_ino
 
 
 class _Connection:
