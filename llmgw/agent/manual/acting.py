@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 
+from llmgw.agent.lock import read_holder
 from llmgw.agent.manual.door import open_door
 from llmgw.agent.manual.standin import standing_in
-from llmgw.model.problems import NoAgentError, RetryError
+from llmgw.model.problems import HeldError, NoAgentError, RetryError, StalledError
 from llmgw.model.report import ShardReport
 from llmgw.wire.messages import Accepted, ManualParams, WatchEvent, WatchParams
 
@@ -30,7 +31,15 @@ async def act(
         if isinstance(nobody.__cause__, PermissionError):
             raise
         say("No agent runs here: doing it without one.")
-        return await _without_agent(work, own_env, params, say=say)
+        try:
+            return await _without_agent(work, own_env, params, say=say)
+        except HeldError as held:
+            holder = read_holder(work)
+            named = f" as pid {holder.pid}" if holder is not None else ""
+            raise StalledError(
+                f"shard {params.shard}: an agent runs{named} in {work} and does not answer: end it (engines run on), then"
+                " try again"
+            ) from held
 
 
 async def _by_agent(work: Path, params: ManualParams, *, wait: bool, say: Say) -> ShardReport:

@@ -73,7 +73,8 @@ class Node:
         orders = await self.orders()
         now, boot_id = SystemClock().now(), proc.boot_id()
         for stray in await self.spawner.strays(frozenset(str(order.spec.shard) for order in orders)):
-            why = "its order is gone or can't be read"
+            left = await self.spawner.describe(await self.spawner.remaining(stray))
+            why = f"its order is gone or can't be read; of it live {left}"
             orders = (*orders, adoption.nameless(stray, why, now=now, boot_id=boot_id))
         return tuple([await self._shard(order) for order in orders])
 
@@ -85,8 +86,11 @@ class Node:
         seen = reports.Seen(engine=engine, by_hand=order.by_hand)
         report = reports.report(order.spec, order.life, seen)
         runs = f"its engine runs, pid {report.pid}" if report.pid else "nothing of it is known to run"
-        said = "by its order, " if order.spec.processes[-1].argv else ""
-        told = f"{said}no agent watches it; {runs}"
+        told = (
+            f"by its order, no agent watches it; {runs}"
+            if order.spec.processes[-1].argv
+            else "no agent watches it"
+        )
         return replace(report, reason=f"{report.reason}; {told}" if report.reason else told)
 
     async def logs(self, shard: str, lines: int, *, follow: bool) -> AsyncIterator[LogLine]:

@@ -13,10 +13,12 @@ import psutil
 import pytest
 
 from llmgw.agent.__main__ import USUAL_WORK, own_work
+from llmgw.agent.lock import only_agent
 from llmgw.agent.manual.commands import who
 from llmgw.model.desired import DesiredNode
 from llmgw.model.problems import AgentError
 from llmgw.wire.messages import POLICY
+from llmgw.wire.setup import Holder
 from tests.agent.agents import FLEET
 from tests.agent.processes import Machine, engine_spec, free_port, on_machine
 
@@ -146,6 +148,11 @@ def test_the_doctor_tells_whether_an_agent_runs_and_ends_with_1_when_something_f
         without = await type_in(work, "doctor")
         assert without.code == 1
         assert "fail  agent" in without.out
+        with only_agent(work, Holder(pid=4711, start=1, version="1", settings="")):
+            refused = await type_in(work, "stop", SHARD)
+        assert refused.code == 1
+        assert "an agent runs as pid 4711" in refused.err
+        assert "end it (engines run on)" in refused.err
 
     on_machine(tmp_path, main)
 
