@@ -29,7 +29,6 @@ import ctypes
 import marshal
 import os
 import select
-import signal
 import sys
 
 TYPE_CHECKING = False
@@ -42,6 +41,12 @@ KILL_WITHIN = (
     5.0  # seconds for SIGKILL to work; what is stuck in the kernel longer is left to the agent to report
 )
 
+# By the C library: Python's module signal takes as long to import as Python takes to start.
+SIGHUP, SIGINT, SIGKILL, SIGTERM = 1, 2, 9, 15
+SIGNALS = range(1, 65)
+SIG_DFL, SIG_IGN = None, ctypes.c_void_p(1)
+SIG_SETMASK = 2
+SIGSET = 128  # bytes
 PR_SET_CHILD_SUBREAPER = 36
 RLIMIT_CORE = 4
 CLOCK_TICK = 0.02
@@ -69,8 +74,8 @@ class Timespec(ctypes.Structure):
 def main() -> None:
     order = read_order()
     detach()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    for number in (SIGTERM, SIGINT, SIGHUP):
+        libc.signal(number, SIG_IGN)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     status = {
         "bootId": order["bootId"],
@@ -162,7 +167,7 @@ def launch(order: dict[str, Any], status: dict[str, Any]) -> int:
         write_status(order["statusFile"], status)
         os.write(go_write, b"g")
     except OSError:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, SIGKILL)
         os.waitpid(pid, 0)
         raise
     finally:
@@ -181,9 +186,9 @@ def become_engine(order: dict[str, Any], go: int, told: int) -> NoReturn:
         if os.read(go, 1) != b"g":
             os._exit(1)  # the shim could not put it on record
         os.setsid()
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            attempt(signal.signal, number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        for number in SIGNALS:  # of some it is not allowed, and they are as they should be
+            libc.signal(number, SIG_DFL)
+        libc.sigprocmask(SIG_SETMASK, bytes(SIGSET), None)
         write_oom_score(0)
         os.umask(0o077)
         libc.setrlimit(RLIMIT_CORE, ctypes.byref(Limit(0, 0)))
@@ -301,7 +306,7 @@ def kill_descendants() -> None:
     waited = 0.0
     while waited < KILL_WITHIN:
         for pid in descendants(os.getpid()):
-            attempt(os.kill, pid, signal.SIGKILL)
+            attempt(os.kill, pid, SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

@@ -103,7 +103,8 @@ def test_it_imports_only_what_a_bare_python_has_at_hand() -> None:
     )
     loaded = {line.rpartition("|")[2].strip() for line in ran.stderr.splitlines()}
     assert "shim" in loaded
-    slow = {"subprocess", "typing", "asyncio", "logging", "threading", "llmgw", "site", "json", "re"}
+    slow = {"subprocess", "typing", "asyncio", "logging", "threading", "llmgw", "site"}
+    slow |= {"json", "re", "signal", "enum", "functools"}
     assert not loaded & slow
 
 
@@ -243,3 +244,12 @@ def test_in_a_user_namespace_without_that_number_an_engine_starts_as_before(tmp_
     assert bench.run(bench.order("sh", "-c", "id -u; id -g", group=2013265921)) == {"ok": True}
     assert bench.ended()["code"] == 0
     assert bench.log.read_text().split() == ["0", "0"]
+
+
+def test_an_engine_has_every_signal_as_the_kernel_gives_it(tmp_path: Path) -> None:
+    """Whatever the agent or Python had made of them."""
+    bench = Bench(tmp_path, "env", "--block-signal=USR1", "--ignore-signal=USR2")
+    assert bench.run(bench.order("cat", "/proc/self/status")) == {"ok": True}
+    assert bench.ended()["code"] == 0
+    told = dict(line.split(":", 1) for line in bench.log.read_text().splitlines())
+    assert [int(told[name], 16) for name in ("SigBlk", "SigIgn", "SigCgt")] == [0, 0, 0]
