@@ -191,3 +191,12 @@ def test_llama_cpp_on_the_cpu_sets_aside_what_its_file_says() -> None:
     )
     unknown = planned(of, l40s("gpu01"), weights=None, source=source)
     assert change(unknown).keyword == "unknown-size"
+
+
+@pytest.mark.parametrize("engine", [VLLM, SGLANG], ids=["vllm", "sglang"])
+def test_a_quantization_beyond_the_gpu_is_refused_though_only_its_size_is_stated(engine: Engine) -> None:
+    asked = runs(engine, quantization="nvfp4", memory=Size(20 * GIB))
+    blocked = change(planned(asked, l40s("gpu01"), weights=None))
+    assert blocked.keyword == "no-room"
+    (turned_down,) = blocked.rejections
+    assert turned_down.reason == "l40s-45g can't run it: nvfp4 needs compute capability 10.0, it has 8.9"

@@ -77,6 +77,10 @@ class Gguf:
             else "its header does not say how many tokens it takes: write maxModelLen"
         )
 
+    def cannot(self, model: DesiredModel, weights: Weights, kind: GpuKind) -> str:
+        del model, weights, kind  # its kernels unpack every type on every GPU that it runs on
+        return ""
+
     def on(self, model: DesiredModel, known: Known, weights: Weights, kind: GpuKind) -> GpuNeed:
         measured = known.measured.get(measurement_key(model, weights.digest, kind))
         footprint = (self._measured(model, weights, measured) if measured else None) or self.footprint(

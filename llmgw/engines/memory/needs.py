@@ -27,6 +27,10 @@ class Sums(Protocol):
         """Why the sum can't be made; empty when it can."""
         ...
 
+    def cannot(self, model: DesiredModel, weights: Weights, kind: GpuKind) -> str:
+        """Why GPUs of this kind can't compute what is asked of them, whatever is free; empty when they can."""
+        ...
+
     def on(self, model: DesiredModel, known: Known, weights: Weights, kind: GpuKind) -> GpuNeed:
         """What one rank takes of each of its GPUs."""
         ...
@@ -74,10 +78,18 @@ def _learnt(model: DesiredModel, known: Known, sums: Sums, stated: Need, weights
         return _stated(model, stated, why) if footprint is None else _on_host(model, stated, footprint)
     kinds = _kinds(model, known)
     found = {kind: each for kind in kinds if (each := sums.learnt(model, known, weights, kind)) is not None}
+    unable = {kind: each for kind in kinds if (each := _unable(model, weights, sums, kind)) is not None}
     if not found:
-        return _stated(model, stated, why)
-    on = tuple(found.get(kind) or _stated_on(model, kind, why) for kind in kinds)
+        return replace(_stated(model, stated, why), on=tuple(unable.values()))
+    on = tuple(found.get(kind) or unable.get(kind) or _stated_on(model, kind, why) for kind in kinds)
     return replace(stated, on=on, reckoned=True)
+
+
+def _unable(model: DesiredModel, weights: Weights, sums: Sums, kind: GpuKind) -> GpuNeed | None:
+    """What no stated size helps against: a kind of GPU that can't compute so. None: it can, as far as anybody knows."""
+    if not (why := sums.cannot(model, weights, kind)):
+        return None
+    return GpuNeed(kind=kind, memory=0, room=kind.memory, takes=0, refused=why)
 
 
 def _stated_on(model: DesiredModel, kind: GpuKind, why: str) -> GpuNeed:

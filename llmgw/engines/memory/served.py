@@ -81,6 +81,19 @@ class Served:
             else "its files do not say how many tokens it takes: write maxModelLen"
         )
 
+    def cannot(self, model: DesiredModel, weights: Weights, kind: GpuKind) -> str:
+        if why := capability.why_not(capability.method(model, weights), kind.capability):
+            return why
+        has = capability.number(kind.capability)
+        if has is None:
+            return ""
+        kind_of_cache = option(model, "--kv-cache-dtype") or ""
+        if kind_of_cache.startswith("fp8") and has < capability.FP8_CACHE:
+            return f"a cache in fp8 needs compute capability 8.9, it has {kind.capability}"
+        if model.profile.dtype == "bfloat16" and has < capability.BFLOAT16:
+            return f"dtype bfloat16 needs compute capability 8.0, it has {kind.capability}: write float16"
+        return ""
+
     def on(self, model: DesiredModel, known: Known, weights: Weights, kind: GpuKind) -> GpuNeed:
         measured = known.measured.get(measurement_key(model, weights.digest, kind))
         footprint = self._measured(model, weights, kind, amounts(measured)) if measured else None
@@ -117,7 +130,7 @@ class Served:
             kind,
             footprint,
             takes=lambda total: self.takes(model, total),
-            refused=self._refuses_kind(model, weights, kind) or self._said_no(model, weights, kind, measured),
+            refused=self.cannot(model, weights, kind) or self._said_no(model, weights, kind, measured),
             spare=f"enough for {at_once:,.{1 if at_once < MANY else 0}f} such requests at once"
             if cache
             else "",
@@ -184,19 +197,6 @@ class Served:
         if longest is None or tokens <= longest or said.get("budget", 0) < self.takes(model, kind.memory):
             return ""
         return f"vLLM has said there that at most {longest:,} tokens fit, not {tokens:,}: write maxModelLen: {longest}"
-
-    def _refuses_kind(self, model: DesiredModel, weights: Weights, kind: GpuKind) -> str:
-        if why := capability.why_not(capability.method(model, weights), kind.capability):
-            return why
-        has = capability.number(kind.capability)
-        if has is None:
-            return ""
-        kind_of_cache = option(model, "--kv-cache-dtype") or ""
-        if kind_of_cache.startswith("fp8") and has < capability.FP8_CACHE:
-            return f"a cache in fp8 needs compute capability 8.9, it has {kind.capability}"
-        if model.profile.dtype == "bfloat16" and has < capability.BFLOAT16:
-            return f"dtype bfloat16 needs compute capability 8.0, it has {kind.capability}: write float16"
-        return ""
 
 
 def measured_by(placed: Placed, rank: RankPlacement, weights: str) -> Measure | None:

@@ -69,6 +69,9 @@ class StaticPart:
             else "its files do not say how many tokens it takes: write maxModelLen"
         )
 
+    def cannot(self, model: DesiredModel, weights: Weights, kind: GpuKind) -> str:
+        return capability.why_not(capability.method(model, weights), kind.capability)
+
     def on(self, model: DesiredModel, known: Known, weights: Weights, kind: GpuKind) -> GpuNeed:
         measured = known.measured.get(measurement_key(model, weights.digest, kind))
         said = amounts(measured) if measured is not None else {}
@@ -94,7 +97,7 @@ class StaticPart:
             footprint,
             takes=lambda total: math.ceil(total * fraction) if given else total,
             least=None if given else footprint.total,
-            refused=capability.why_not(capability.method(model, weights), kind.capability),
+            refused=self.cannot(model, weights, kind),
         )
 
     def host(self, model: DesiredModel, weights: Weights) -> Footprint:

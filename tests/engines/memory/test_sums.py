@@ -253,6 +253,24 @@ def test_what_the_gpu_cannot_compute_with_is_refused_there(
     assert bool(why) == bool(each.refused)
 
 
+STATED: list[dict[str, Any]] = [{}, {"memory": Size(20 * GIB)}, {"gpus": Gpus(share=Size(20 * GIB))}]
+
+
+@pytest.mark.parametrize("stated", STATED, ids=["nothing", "memory", "share"])
+def test_no_stated_size_makes_a_gpu_compute_what_it_cannot(stated: dict[str, Any]) -> None:
+    runs = profile(VLLM, quantization="fp8", **stated)
+    made = reckon(runs, None, A100, H100)
+    (unable,) = made.on
+    assert unable.kind == A100
+    assert unable.refused == "fp8 needs compute capability 8.9, it has 8.0"
+    assert bool(made.unknown) == (not stated), "what is not known stays so, whatever is refused"
+    files = known(
+        {**configs.LLAMA_8B, "num_hidden_layers": None, "quantization_config": {"quant_method": "fp8"}}
+    )
+    assert files.unknown
+    assert [each.kind for each in reckon(profile(VLLM, **stated), files, A100, H100).on] == [A100]
+
+
 @pytest.mark.parametrize(
     ("of", "context"),
     [
