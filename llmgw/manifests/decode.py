@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from cattrs import BaseValidationError, Converter
 
-from llmgw.model import units
 from llmgw.manifests.yamltext import Document
+from llmgw.model import units
 from llmgw.model.manifest import KINDS, Duration, Manifest, Metadata, Size, Spec
 from llmgw.model.problems import InvalidError, Problem, Where
 from llmgw.wire.codec import make_converter

@@ -168,8 +168,8 @@ USELESS_TO = {("sim", "Fleet", "spec.pip.indexUrl"), ("sim", "Fleet", "spec.pip.
 
 def orders(engine: str, *written: tuple[str, str, Any]) -> str:
     """What would reach the nodes, without the digests that every field changes. Raises InvalidError."""
-    specs = deepcopy({**BASE, "Profile": ENGINES[engine]})
-    specs["Model"]["source"] = deepcopy(SOURCES.get(engine, URL))
+    model = {**BASE["Model"], "source": SOURCES.get(engine, URL)}
+    specs: dict[str, Any] = deepcopy({**BASE, "Profile": ENGINES[engine], "Model": model})
     for kind, path, value in written:
         _write(specs[kind], path, value)
     files = {f"manifests/{kind}.yaml": _document(kind, spec) for kind, spec in specs.items()}
