@@ -316,8 +316,8 @@ def test_nodes_that_refuse_time_and_again_are_asked_less_and_less_often() -> Non
         for state in world.nodes.values():
             for key, shard in state.shards.items():
                 if shard.state == "pending":
-                    refused = {"last_error": "mismatch: /models/x can't be read", "started": None}
-                    state.shards[key] = replace(shard, state="failed", **refused)
+                    error = "mismatch: /models/x can't be read"
+                    state.shards[key] = replace(shard, state="failed", last_error=error, started=None)
         world.advance()
     assert "held" not in keywords(made)
     failed = world.record.models["chat"].attempts["0"]
