@@ -198,5 +198,6 @@ def test_a_quantization_beyond_the_gpu_is_refused_though_only_its_size_is_stated
     asked = runs(engine, quantization="nvfp4", memory=Size(20 * GIB))
     blocked = change(planned(asked, l40s("gpu01"), weights=None))
     assert blocked.keyword == "no-room"
-    (turned_down,) = blocked.rejections
+    assert blocked.placement is not None
+    (turned_down,) = blocked.placement.rejections
     assert turned_down.reason == "l40s-45g can't run it: nvfp4 needs compute capability 10.0, it has 8.9"
