@@ -73,8 +73,11 @@ def _read(pid: int, name: str, most: int = MAX_STATUS) -> bytes | None:
 
 def stat(pid: int) -> Stat | None:
     data = _read(pid, "stat")
-    if data is None:
-        return None
+    return parse(pid, data) if data is not None else None
+
+
+def parse(pid: int, data: bytes) -> Stat | None:
+    """The text of /proc/PID/stat."""
     # The name may hold brackets and blanks: what counts comes after the last bracket.
     fields = data[data.rfind(b")") + 2 :].split()
     if len(fields) < 20:

@@ -3,6 +3,7 @@ that has shed them all is not taken for ours."""
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -52,6 +53,23 @@ async def hidden(node: RealNode, *keep: str) -> int:
     os.kill(started.engine.pid, signal.SIGKILL)
     await node.spawner().exited(started, node.status_file())
     return pid
+
+
+def test_only_of_a_shard_that_was_never_started_here_it_is_sure_that_nothing_is_left(node: RealNode) -> None:
+    async def story() -> None:
+        assert not await node.spawner().used(SHARD)
+        started = await node.start(node.order("/bin/true"))
+        spawner = node.spawner()
+        assert await spawner.used(SHARD)
+        await spawner.exited(started, node.status_file())
+        logs = node.work / "logs" / SHARD
+        shutil.rmtree(logs)
+        assert await spawner.used(SHARD), "its status stands"
+        os.unlink(node.status_file())
+        logs.mkdir()
+        assert await spawner.used(SHARD), "its log's folder stands"
+
+    asyncio.run(story())
 
 
 def found_and_killed(node: RealNode, *keep: str) -> None:

@@ -50,6 +50,31 @@ def test_a_zombie_is_gone() -> None:
         process.wait()
 
 
+def test_the_kernels_own_threads_are_nobodys_process() -> None:
+    parts = ["1", "(kworker/0:1)", "I", "2", "0", "0", "0", "-1", "2129984", *["0"] * 40]
+    told = proc.parse(1, " ".join(parts).encode())
+    assert told is not None
+    assert told.kernel
+    own = proc.stat(os.getpid())
+    assert own is not None
+    assert not own.kernel
+
+
+def test_a_mark_is_a_whole_entry_of_the_environment() -> None:
+    with subprocess.Popen(["sleep", "60"], env={"A": "1", "AB": "12", "C": ""}) as process:
+        try:
+
+            async def story() -> None:
+                await until(lambda: proc.has_all(process.pid, (b"A=1", b"AB=12", b"C=")))
+
+            asyncio.run(story())
+            for other in (b"B=12", b"A=", b"AB=1", b"=1", b"D="):
+                assert not proc.has_all(process.pid, (b"A=1", other))
+        finally:
+            process.kill()
+    assert not proc.has_all(process.pid, (b"A=1",))
+
+
 def test_listening_sockets_are_found_with_their_holder() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
