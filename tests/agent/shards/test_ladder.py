@@ -65,7 +65,7 @@ def test_only_of_a_shard_that_was_never_started_here_it_is_sure_that_nothing_is_
         logs = node.work / "logs" / SHARD
         shutil.rmtree(logs)
         assert await spawner.used(SHARD), "its status stands"
-        os.unlink(node.status_file())
+        shutil.rmtree(node.work / "status")
         logs.mkdir()
         assert await spawner.used(SHARD), "its log's folder stands"
 
