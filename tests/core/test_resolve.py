@@ -376,6 +376,8 @@ def test_two_local_nodes_in_one_directory_are_refused() -> None:
     [
         ({"ports": PortRange(from_port=9, to_port=3)}, "spec.ports goes from 9 down to 3"),
         ({"address": "0.0.0.0"}, "engines would listen on every interface"),
+        ({"address": "189"}, "189 is neither an IP address nor a name"),
+        ({"address": "10.0.0.300"}, "10.0.0.300 is neither an IP address nor a name"),
         ({"env": {"A": "x\ny"}}, "spec.env.A holds the control character U+000A"),
     ],
 )

@@ -75,6 +75,14 @@ def _alone(manifest: Manifest, spec: NodeSpec) -> Iterator[Problem]:
             instead="write the address that other nodes and the gateway reach",
             where=manifest.at("spec.address"),
         )
+    host = spec.ssh.host if spec.transport == "ssh" and spec.ssh else ""
+    path, address = ("spec.address", spec.address) if spec.address else ("spec.ssh.host", host)
+    if _like_an_address(address):
+        yield Problem(
+            what=f"{path}: {address} is neither an IP address nor a name: programs make another address of such numbers",
+            instead="write all four numbers of an IPv4 address, each up to 255",
+            where=manifest.at(path),
+        )
     yield from _of_its_transport(manifest, spec)
     yield from _fabrics(manifest, spec)
     for name, value in spec.env.items():
@@ -84,6 +92,15 @@ def _alone(manifest: Manifest, spec: NodeSpec) -> Iterator[Problem]:
                 instead="remove it",
                 where=manifest.at(f"spec.env.{name}"),
             )
+
+
+def _like_an_address(address: str) -> bool:
+    """Of numbers, as no host's name is, and yet no IP address: the resolver takes 189 for 0.0.0.189."""
+    try:
+        ip_address(address)
+    except ValueError:
+        return address.rpartition(".")[2].isdigit()
+    return False
 
 
 def _of_its_transport(manifest: Manifest, spec: NodeSpec) -> Iterator[Problem]:
