@@ -38,8 +38,8 @@ HIGHEST_RANK = 1024
 KEY_FILE = "sglang.yaml"
 WORKER_STOP = 10.0
 """Seconds to end for ranks beside the first: they ignore SIGTERM and go when rank 0 tells them, or when they are killed."""
-ATTENTION_PORTS = 6
-"""With attention data parallel SGLang also binds the six ports after the one where ranks meet."""
+ATTENTION_PORTS = 13
+"""With attention data parallel SGLang also binds ports after the one where ranks meet: the next six, and the thirteenth."""
 
 _KEY = "the key comes from the fleet's secret: leave it out"
 _WEIGHTS = "write the weights in the model's spec.source"
@@ -199,9 +199,12 @@ def _environment(placed: Placed, rank: RankPlacement) -> Mapping[str, str]:
 
 
 def _wait_for_leader(placed: Placed) -> WaitFor:
-    leader = placed.ranks[0]
-    timeout = placed.model.profile.timeouts.rendezvous
-    return WaitFor(host=leader.address, port=leader.ports[1], timeout=timeout)
+    """Where the leader listens first. With attention data parallel it tells the others the ports of its workers there, and only
+    then opens the port where ranks meet: who waited for that one would be waited for."""
+    model, leader = placed.model, placed.ranks[0]
+    told_first = _attention(model) and SGLANG.has(model.profile.engine, "attention-handshake")
+    port = leader.ports[-1] if told_first else leader.ports[1]
+    return WaitFor(host=leader.address, port=port, timeout=model.profile.timeouts.rendezvous)
 
 
 def _probes(model: DesiredModel, rank: RankPlacement) -> Probes:

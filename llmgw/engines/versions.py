@@ -84,6 +84,12 @@ SGLANG = Versions(
             unknown=True,
             source="server_args_config_parser.py is in the wheels of 0.5.4 and 0.5.23, and not in 0.5.2",
         ),
+        "attention-handshake": Trait(
+            since="0.5.6",
+            unknown=True,
+            source="DP_ATTENTION_HANDSHAKE_PORT_DELTA of srt/server_args.py: 13 in the wheels of 0.5.6 and 0.5.23; in 0.5.5 and "
+            "0.5.4 the leader tells ports where ranks meet",
+        ),
         "ready-route": Trait(
             since="0.5.23",
             unknown=False,

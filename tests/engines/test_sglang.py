@@ -49,8 +49,28 @@ def test_sglang_refuses_before_launch_what_would_fail_at_start(begins: str, fiel
 def test_attention_data_parallel_takes_no_gpus_of_its_own_and_ports_for_its_inner_traffic() -> None:
     of = a_model(**TWO_NODES, args=("--attn-dp-size", "4"))
     assert SGLANG_ADAPTER.validate(of) == ()
-    assert SGLANG_ADAPTER.need(of).leader_ports == 7
+    assert SGLANG_ADAPTER.need(of).leader_ports == 14
     assert SGLANG_ADAPTER.need(a_model(**TWO_NODES)).leader_ports == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "args", "behind"),
+    [
+        ("0.5.23", ("--attn-dp-size", "4"), 13),
+        ("0.5.6", ("--enable-dp-attention",), 13),
+        ("0.5.5", ("--enable-dp-attention",), 0),
+        ("0.5.23", (), 0),
+    ],
+)
+def test_ranks_wait_where_the_leader_listens_before_it_waits_for_them(
+    version: str, args: tuple[str, ...], behind: int
+) -> None:
+    leader, worker = launched(a_model(**TWO_NODES, engine=replace(SGLANG, version=version), args=args))
+    argv, wait = leader.processes[0].argv, worker.processes[0].wait_for
+    meeting = int(argv[argv.index("--dist-init-addr") + 1].rpartition(":")[2])
+    assert wait is not None
+    assert wait.port == meeting + behind
+    assert wait.port in leader.claims.ports
 
 
 def test_the_key_travels_in_a_file_and_on_no_command_line() -> None:
