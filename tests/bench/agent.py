@@ -220,16 +220,15 @@ async def _adoption(machine: Machine) -> list[AgentRow]:
         for number in range(MANY):
             await _start(link, _sleeper(number))
         before = {shard.shard: shard.pid for shard in (await _until_ready(link, MANY)).shards}
-    whole, adopting = [], []
+    whole, worked = [], []
     for _ in range(5):
         machine.kill_agent(node)
         began = time.perf_counter()
         await machine.transport.bootstrap(node, fleet=FLEET)
-        up = time.perf_counter()
         async with machine.link(node) as link:
             report = await _report(link)
         whole.append(time.perf_counter() - began)
-        adopting.append(time.perf_counter() - up)
+        worked.append(cpu_seconds(report.agent.pid))
         assert {shard.shard: shard.pid for shard in report.shards} == before, "an engine was lost"
     started = f"{statistics.median(whole):.2f} s (worst of {len(whole)}: {max(whole):.2f} s)"
     return [
@@ -237,7 +236,11 @@ async def _adoption(machine: Machine) -> list[AgentRow]:
             what=f"a new agent adopts {MANY} shards: from its start to its first report, Python's start included",
             figure=started,
             target="1 s",
-        )
+        ),
+        AgentRow(
+            what="CPU of that agent until then, most of it Python's start and its own modules",
+            figure=f"{statistics.median(worked):.2f} s",
+        ),
     ]
 
 
