@@ -89,6 +89,7 @@ class Sglang:
             *checks.engine_problems(model, version_needed=True, example=SGLANG.newest),
             *checks.gpu_problems(model),
             *checks.name_problems(model),
+            *_name_problems(model),
             *parallel.world_problems(model, data=data),
             *parallel.ray_problems(model, "SGLang"),
             *_shape_problems(model),
@@ -290,13 +291,18 @@ def _highest_rank(model: DesiredModel) -> int:
 
 
 def _asked_by(served_name: str) -> Callable[[int, Adapter], Mapping[str, Any]]:
-    """By ``model:adapter``; SGLang looks for the first colon, so a model with one in its name needs its other way."""
-    if ":" in served_name:
-        return lambda _, adapter: {"model": served_name, "lora_path": adapter.name}
     return lambda _, adapter: {"model": f"{served_name}:{adapter.name}"}
 
 
 # ---- what can't be ------------------------------------------------------------------------------------
+
+
+def _name_problems(model: DesiredModel) -> Iterator[Problem]:
+    if ":" in model.served_name:
+        yield Problem(
+            what=f"spec.servedName: SGLang refuses the colon in {model.served_name!r}, which it keeps for the names of adapters",
+            instead="write another character in its place",
+        )
 
 
 def _shape_problems(model: DesiredModel) -> Iterator[Problem]:

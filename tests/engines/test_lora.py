@@ -78,7 +78,6 @@ ASKED = [
     (VLLM, "chat", {"model": "a0"}),
     (SIM, "chat", {"model": "a0"}),
     (SGLANG, "chat", {"model": "chat:a0"}),
-    (SGLANG, "org/chat:v2", {"model": "org/chat:v2", "lora_path": "a0"}),
     (LLAMA, "chat", {"lora": [{"id": 0, "scale": 1.0}], "cache_prompt": False}),
 ]
 

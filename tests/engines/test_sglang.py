@@ -46,6 +46,11 @@ def test_sglang_refuses_before_launch_what_would_fail_at_start(begins: str, fiel
     assert found.instead
 
 
+def test_a_name_with_the_colon_that_sglang_keeps_for_adapters_is_refused() -> None:
+    (found,) = SGLANG_ADAPTER.validate(a_model({"served_name": "org/chat:v2"}))
+    assert found.what.startswith("spec.servedName: SGLang refuses the colon in 'org/chat:v2'")
+
+
 def test_attention_data_parallel_takes_no_gpus_of_its_own_and_ports_for_its_inner_traffic() -> None:
     of = a_model(**TWO_NODES, args=("--attn-dp-size", "4"))
     assert SGLANG_ADAPTER.validate(of) == ()
