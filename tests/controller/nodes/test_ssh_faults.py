@@ -117,7 +117,7 @@ def test_a_frozen_machine_holds_up_no_other(rig: Rig, host: Host) -> None:
         await asyncio.sleep(0.5)
         begun = time.monotonic()
         other = await SshConnection.open(login(rig.hosts[1]))
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 15
         await other.close()
         for one in frozen:
             one.cancel()
