@@ -17,8 +17,14 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 DIGEST = re.compile(r"(?<=install-)[0-9a-f]{8}\b|(?<=-)[0-9a-f]{8}(?=-\d+\.\d)|(?<=/llmgw-)[0-9a-f]{12}\b")
 
 
-def planned(example: str, *, changed: dict[str, tuple[str, str]] | None = None) -> Plan:
-    """Offline, as in a pull request's check. ``changed``: file name -> (text, what stands there instead)."""
+NOBODY_ASKED = Observed(nodes={})
+
+
+def planned(
+    example: str, *, changed: dict[str, tuple[str, str]] | None = None, seen: Observed = NOBODY_ASKED
+) -> Plan:
+    """As in a pull request's check, offline unless something is ``seen``. ``changed``: file name -> (text, what stands there
+    instead)."""
     files, links = read_folder(EXAMPLES / example, "manifests")
     for name, (old, new) in (changed or {}).items():
         (path,) = [path for path in files if path.endswith(name)]
@@ -26,8 +32,8 @@ def planned(example: str, *, changed: dict[str, tuple[str, str]] | None = None) 
         assert old in text
         files[path] = text.replace(old, new).encode()
     wanted = resolve(load(files, commit=COMMIT, links=links, path="manifests"), key_id=KEY, adapters=ADAPTERS)
-    options = PlanOptions(key_id=KEY, offline=True)
-    return plan(wanted, empty_record(), Observed(nodes={}), ADAPTERS, now=NOW, options=options)
+    options = PlanOptions(key_id=KEY, offline=seen is NOBODY_ASKED)
+    return plan(wanted, empty_record(), seen, ADAPTERS, now=NOW, options=options)
 
 
 def text_of(made: Plan) -> str:

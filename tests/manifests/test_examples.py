@@ -50,6 +50,13 @@ def test_every_example_has_a_page_that_names_only_files_that_are_there(example: 
     assert {Path(name).name for name in named} <= there
 
 
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_every_page_says_what_hardware_it_takes_and_what_was_never_run(example: Path) -> None:
+    text = (example / "README.md").read_text(encoding="utf-8")
+    assert re.search(r"(?m)^\*\*Needs\*\* \S", text) or "The two machines need " in text
+    assert re.search(r"(?m)^\*\*Never run:\*\* \S", text)
+
+
 def test_the_three_promised_examples_are_there() -> None:
     assert {example.name for example in EXAMPLES} >= {"one-box", "pretend-cluster", "cron"}
 
