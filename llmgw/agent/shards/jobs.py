@@ -1,7 +1,7 @@
 """A shard waits for the jobs that bring its engine and weights."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from llmgw.agent.shards.checks import adapter_path, engine_of, weights_of
 from llmgw.agent.shards.surroundings import Surroundings
@@ -13,11 +13,13 @@ from llmgw.model.report import JobReport, JobState, ShardState
 
 LOOK_EVERY = 2.0
 MIB = 1024**2
+BRINGS = 8
+"""Digits of a digest that end the name of the job that brings it."""
 
 
 async def await_jobs(spec: LaunchSpec, around: Surroundings, tell: Callable[[Event], None]) -> None:
     """Tells JobsDone or JobsFailed, and meanwhile what it waits for."""
-    needs = () if _all_here(spec, around) else spec.needs
+    needs = _to_wait_for(spec, around)
     if not needs:
         tell(JobsDone())
         return
@@ -39,14 +41,24 @@ async def await_jobs(spec: LaunchSpec, around: Surroundings, tell: Callable[[Eve
         waiting.cancel()
 
 
-def _all_here(spec: LaunchSpec, around: Surroundings) -> bool:
-    """What the jobs were to bring is there; after an agent's restart nobody may remember the jobs themselves."""
-    known = all(around.jobs.state(job) is None for job in spec.needs)
-    engine = not spec.engine or engine_of(spec, around.jobs) is not None
-    weights = not spec.weights or weights_of(spec, around.jobs) is not None
-    adapters = spec.lora.adapters if spec.lora is not None and spec.lora.calls is None else ()
-    loras = all(adapter_path(adapter, around.jobs) is not None for adapter in adapters)
-    return known and engine and weights and loras and bool(spec.engine or spec.weights)
+def _to_wait_for(spec: LaunchSpec, around: Surroundings) -> tuple[JobId, ...]:
+    """A job that nobody remembers any more is no obstacle when what it was to bring is there: of an engine that was there
+    already no job is kept over an agent's restart, and old ones are dropped."""
+    here = {digest[:BRINGS] for digest in _here(spec, around)}
+    return tuple(
+        job for job in spec.needs if around.jobs.state(job) is not None or job.rpartition("-")[2] not in here
+    )
+
+
+def _here(spec: LaunchSpec, around: Surroundings) -> Iterator[str]:
+    """Digests of what lies on the node already."""
+    if spec.engine and engine_of(spec, around.jobs) is not None:
+        yield spec.engine
+    if spec.weights and weights_of(spec, around.jobs) is not None:
+        yield spec.weights
+    for adapter in spec.lora.adapters if spec.lora is not None else ():
+        if adapter_path(adapter, around.jobs) is not None:
+            yield adapter.digest
 
 
 def _first_open(needs: tuple[JobId, ...], around: Surroundings) -> JobReport | None:

@@ -131,11 +131,11 @@ class JobsByHand:
     flags: dict[str, tuple[str, ...]] = field(default_factory=dict)  # what engines know by their own help
     weights: dict[str, str] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    forgotten: bool = False  # the agent was restarted, and nobody remembers any job
+    forgotten: set[str] = field(default_factory=set)  # jobs that an agent does not know that came later
 
     async def wait(self, jobs: tuple[JobId, ...]) -> None:
-        if self.forgotten:
-            raise StalledError("nobody has ordered that job")
+        if lost := self.forgotten & set(jobs):
+            raise StalledError(f"nobody has ordered job {min(lost)}")
         while not set(jobs) <= self.done:
             failed = [job for job in jobs if job in self.errors]
             if failed:
@@ -152,7 +152,7 @@ class JobsByHand:
         self.changed.set()
 
     def state(self, job: JobId) -> JobReport | None:
-        if self.forgotten:
+        if job in self.forgotten:
             return None
         kind = "install" if job.startswith("install") else "fetch"
         state = "done" if job in self.done else "running"

@@ -244,14 +244,48 @@ def test_stopped_and_failed_shards_stay_so_over_restarts_and_reboots() -> None:
     on_node(story)
 
 
+ENGINE_JOB, WEIGHTS_JOB = JobId(f"install-{'e' * 8}"), JobId(f"fetch-{'f' * 8}")
+
+
 def test_jobs_that_nobody_remembers_are_no_obstacle_when_what_they_brought_is_there() -> None:
     async def story(rig: Rig) -> None:
-        rig.jobs.engines["e"] = "/engines/e"
-        rig.jobs.forgotten = True
+        rig.jobs.engines["e" * 64] = "/engines/e"
+        rig.jobs.forgotten = {ENGINE_JOB}
         shards = await rig.agent()
-        launch = spec(engine="e", needs=(JobId("install-1"),))
+        launch = spec(engine="e" * 64, needs=(ENGINE_JOB,))
         await shards.start(start(launch))
         await rig.reaches(launch, "ready")
+
+    on_node(story)
+
+
+def test_a_job_that_nobody_remembers_is_no_obstacle_beside_one_that_is_remembered() -> None:
+    """An engine that was there already leaves no job on the disk; the weights, fetched for this model, do."""
+
+    async def story(rig: Rig) -> None:
+        rig.jobs.engines["e" * 64] = "/engines/e"
+        rig.jobs.forgotten = {ENGINE_JOB}
+        shards = await rig.agent()
+        launch = spec(engine="e" * 64, weights="f" * 64, needs=(ENGINE_JOB, WEIGHTS_JOB))
+        await shards.start(start(launch))
+        await rig.reaches(launch, "fetching")
+        rig.jobs.weights["f" * 64] = "/weights/f"
+        rig.jobs.finish(WEIGHTS_JOB)
+        await rig.reaches(launch, "ready")
+        rig.node.end(rig.node.living()[0], 1, None)
+        await rig.reaches(launch, "backoff")
+        await rig.reaches(launch, "ready")
+
+    on_node(story)
+
+
+def test_a_job_that_nobody_remembers_and_that_brought_nothing_is_named() -> None:
+    async def story(rig: Rig) -> None:
+        rig.jobs.forgotten = {ENGINE_JOB}
+        shards = await rig.agent()
+        launch = spec(engine="e" * 64, needs=(ENGINE_JOB,))
+        await shards.start(start(launch))
+        assert ENGINE_JOB in (await rig.reaches(launch, "failed")).last_error
 
     on_node(story)
 
