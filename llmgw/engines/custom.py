@@ -171,12 +171,14 @@ def _process(placed: Placed, rank: RankPlacement) -> Process:
 
 
 def _wait_for(placed: Placed, rank: RankPlacement, custom: Settings) -> WaitFor | None:
-    leader, last = placed.ranks[0], placed.ranks[-1]
-    timeout = placed.model.profile.timeouts.rendezvous
-    if rank.rank and custom.wait_for == "leader":
+    """A process waits at one port, so those who wait for workers stand in a row: each for the one before, the leader for the
+    last."""
+    leader, timeout = placed.ranks[0], placed.model.profile.timeouts.rendezvous
+    if custom.wait_for == "leader" and rank.rank:
         return WaitFor(host=leader.address, port=leader.ports[-1], timeout=timeout)
-    if not rank.rank and last.rank and custom.wait_for == "workers":
-        return WaitFor(host=last.address, port=last.ports[0], timeout=timeout)
+    before = placed.ranks[rank.rank - 1]
+    if custom.wait_for == "workers" and before.rank:
+        return WaitFor(host=before.address, port=before.ports[0], timeout=timeout)
     return None
 
 

@@ -146,6 +146,13 @@ def test_a_rank_waits_for_whom_the_profile_says() -> None:
     assert leader.processes[0].wait_for.host == "10.0.0.2"
 
 
+def test_a_leader_of_several_workers_starts_when_all_of_them_listen() -> None:
+    worker = ("/opt/work", "${port}", "${leader}")
+    of = a_model(settings=custom(worker=worker, wait_for="workers"), nodes=3)
+    waits = [spec.processes[0].wait_for for spec in CUSTOM_ADAPTER.launch(on(no_gpu(3), of))]
+    assert [wait and wait.host for wait in waits] == ["10.0.0.3", None, "10.0.0.2"]
+
+
 def test_readiness_is_what_the_profile_says_it_is() -> None:
     asked = custom(
         api="none",
