@@ -103,6 +103,7 @@ class PretendedNode:
         self.strangers: dict[int, int] = {}  # port -> pid; they answer yes to whatever they are asked
         self.told_strangers: list[str] = []  # keys that were shown to them
         self.foreign: dict[str, GpuProcess] = {}  # GPU -> who holds it
+        self.unnamed: dict[str, int] = {}  # GPU -> bytes held by somebody whom the driver does not name
         self.gids: dict[tuple[str, int, int], str] = {}
         self.missing_paths: set[str] = set()
         self.closed_paths: set[str] = set()  # to the engines' user
@@ -416,7 +417,7 @@ class FakeGpus(_Seam):
         ]
         if gpu.uuid in self._node.foreign:
             processes.append(self._node.foreign[gpu.uuid])
-        used = sum(process.memory or 0 for process in processes)
+        used = sum(process.memory or 0 for process in processes) + self._node.unnamed.get(gpu.uuid, 0)
         return replace(gpu, memory_used=used, memory_free=gpu.memory_total - used, processes=tuple(processes))
 
 

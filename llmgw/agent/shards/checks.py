@@ -10,6 +10,7 @@ import psutil
 from llmgw.agent.jobs.onnode import first_barred, user
 from llmgw.agent.seams import Gpus, JobGate, NodeChecks, Spawner
 from llmgw.agent.shards import lorafile
+from llmgw.agent.shards.computing import IDLE_MEMORY
 from llmgw.model.claims import GpuClaim
 from llmgw.model.facts import Gpu
 from llmgw.model.launch import Expect, LaunchSpec, LoraAdapter
@@ -122,10 +123,14 @@ async def _gpus(spec: LaunchSpec, present: tuple[Gpu, ...]) -> str | None:
 def _held(gpu: Gpu, claim: GpuClaim | None, shard: str) -> str | None:
     """Memory in the way: anybody's on a GPU claimed as a whole, too much of it where a share is claimed."""
     strangers = [process for process in gpu.processes if process.shard is None or process.shard == shard]
-    if not strangers:
+    unnamed = not gpu.processes and gpu.memory_used > IDLE_MEMORY
+    if not strangers and not unnamed:
         return None
     if claim is not None and claim.memory is not None and (gpu.memory_free or 0) >= claim.memory:
         return None
+    if unnamed:
+        used = f"{gpu.memory_used / 1024**3:.1f} GiB"
+        return f"GPU {gpu.uuid}: {used} of it are used by processes that the driver does not name, as those of other containers"
     worst = max(strangers, key=lambda process: process.memory or 0)
     amount = f"{worst.memory / 1024**3:.1f} GiB" if worst.memory is not None else "memory"
     whose = "left of this shard" if worst.shard == shard else f"of user {worst.user or '?'}"

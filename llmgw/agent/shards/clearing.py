@@ -5,6 +5,7 @@ import asyncio
 import signal
 from collections.abc import Callable
 
+from llmgw.agent.shards.computing import IDLE_MEMORY
 from llmgw.agent.shards.started import Started
 from llmgw.agent.shards.surroundings import Surroundings
 from llmgw.core.life import Event, Gone, SurvivedKill
@@ -16,8 +17,6 @@ LOOK_EVERY = 0.1
 GPU_EVERY = 1.0
 SHIM_WITHIN = 6.0
 """Seconds that a shim may need to kill what its engine left, after the engine's own end."""
-IDLE_MEMORY = 1024**3
-"""Bytes that a driver may hold of an idle GPU for itself."""
 NOT_VERIFIABLE = "memory-not-verifiable"
 
 

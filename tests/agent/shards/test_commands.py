@@ -176,6 +176,32 @@ def test_what_the_plan_expected_is_checked_before_exec_and_named(expect: Expect,
     on_node(story, gpus=(gpu(0), gpu(1, health=("pending remap",))))
 
 
+def test_a_gpu_that_somebody_holds_whom_the_driver_does_not_name_is_not_taken_for_free() -> None:
+    """In a container the processes outside it are not named."""
+
+    async def story(rig: Rig) -> None:
+        rig.node.unnamed["GPU-0"] = 60 * GIB
+        shards = await rig.agent()
+        expect = Expect(gpus=("GPU-0",))
+        whole = spec(expect=expect, claims=Claims(gpus=(GpuClaim(uuid="GPU-0"),), ports=(18000,)))
+        await shards.start(start(whole))
+        report = await rig.reaches(whole, "failed")
+        assert (
+            "GPU GPU-0: 60.0 GiB of it are used by processes that the driver does not name" in report.reason
+        )
+        assert not rig.node.starts
+        share = Claims(gpus=(GpuClaim(uuid="GPU-0", memory=10 * GIB),), ports=(18001,))
+        small = spec(model="small", port=18001, expect=expect, claims=share)
+        await shards.start(start(small))
+        await rig.reaches(small, "ready")
+        idle = spec(model="idle", port=18002, expect=Expect(gpus=("GPU-1",)))
+        rig.node.unnamed["GPU-1"] = GIB // 2  # the driver's own part
+        await shards.start(start(idle))
+        await rig.reaches(idle, "ready")
+
+    on_node(story, gpus=(gpu(0), gpu(1)))
+
+
 def test_late_values_are_filled_in_at_launch() -> None:
     orders: list[Order] = []
 
