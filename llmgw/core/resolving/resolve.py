@@ -3,14 +3,23 @@ shards run. What one document can't say alone is checked here; all problems at o
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any
 
 from llmgw.core.adapter import EngineAdapter
 from llmgw.core.resolving import nodes, notyet
 from llmgw.model import ids
 from llmgw.model.desired import Desired, DesiredModel
-from llmgw.model.manifest import ADAPTER_RANK, FleetSpec, Manifest, Manifests, ModelSpec, ProfileSpec, Value
+from llmgw.model.manifest import (
+    ADAPTER_RANK,
+    FleetSpec,
+    Manifest,
+    Manifests,
+    ModelSpec,
+    NodeSpec,
+    ProfileSpec,
+    Value,
+)
 from llmgw.model.problems import InvalidError, Problem, Where
 from llmgw.wire.codec import to_json, written_name
 
@@ -28,6 +37,7 @@ def resolve(manifests: Manifests, *, key_id: str, adapters: Mapping[str, EngineA
         manifests, key_id=key_id, adapters=adapters, problems=problems, warnings=warnings
     )
     problems.extend(_names_clash(manifests))
+    problems.extend(_engines_own_variables(manifests.nodes, desired_models.values(), adapters))
     if problems:
         raise InvalidError(tuple(sorted(set(problems), key=_order)))
     fleet = manifests.fleet
@@ -79,6 +89,25 @@ def _models(
             problems.extend(_placed(problem, manifest, profile) for problem in adapter.validate(model))
             warnings.extend(_placed(problem, manifest, profile) for problem in adapter.warnings(model))
     return desired
+
+
+def _engines_own_variables(
+    node_manifests: Iterable[Manifest], models: Iterable[DesiredModel], adapters: Mapping[str, EngineAdapter]
+) -> Iterator[Problem]:
+    """Of a node's env, those that no profile may set for an engine that may run there: they would reach it all the same."""
+    every = tuple(models)
+    for manifest in node_manifests:
+        spec = manifest.spec
+        if not isinstance(spec, NodeSpec) or not spec.env:
+            continue
+        there = {model.profile_name: model for model in every if model.spec.placement.pool == spec.pool}
+        for model in there.values():
+            profile = replace(model.profile, env=spec.env)
+            asked = replace(model, profile=profile, spec=replace(model.spec, env={}))
+            adapter = adapters.get(profile.engine.name)
+            for problem in adapter.validate(asked) if adapter is not None else ():
+                if problem.what.startswith("spec.env"):
+                    yield replace(problem, where=manifest.at(problem.what.partition(":")[0]))
 
 
 def _model(
