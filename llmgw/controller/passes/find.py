@@ -24,11 +24,15 @@ async def find(fleet: Fleet, links: Links, name: str) -> tuple[Found, ...]:
     links.fleet = known.record.fleet if known.stored.record else None
     found = _recorded(known, name) or await _reported(fleet, known, links, name)
     if not found:
-        models = ", ".join(sorted(known.record.models)) or "none yet"
-        raise StalledError(
-            f"nothing that runs or ran here is called {name}: name a model ({models}), or a replica or shard of `llmgw status`"
-        )
+        raise StalledError(_nothing(known, name))
     return found
+
+
+def _nothing(known: Applied, name: str) -> str:
+    if name in known.record.models or name in known.desired.models:
+        return f"there is no output of {name}: no node has anything of it: `llmgw status` and `llmgw plan` say why"
+    models = ", ".join(sorted({each.model for each in known.record.replicas.values()})) or "none yet"
+    return f"nothing that runs or ran here is called {name}: name a model ({models}), or a replica or shard of `llmgw status`"
 
 
 def _recorded(known: Applied, name: str) -> tuple[Found, ...]:

@@ -18,6 +18,7 @@ def status_text(status: Status, *, paint: Callable[[str, str], str] = _plain) ->
     """Models, replicas, nodes and jobs, as tables that fit a terminal; long texts stand below their row."""
     lines = [_head(status), ""]
     lines += _table(("MODEL", "READY", "SERVED AS", ""), [_model(row) for row in status.models], paint)
+    lines += _lacking(status)
     if status.replicas:
         lines += ["", *_replicas(status.replicas, paint)]
     if status.nodes:
@@ -39,6 +40,18 @@ def _head(status: Status) -> str:
 def _model(row: ModelRow) -> tuple[str, ...]:
     held = f"held: {row.held}" if row.held else ""
     return (row.name, f"{row.ready}/{row.wanted}", row.served_name, held)
+
+
+def _lacking(status: Status) -> list[str]:
+    """Why there is less than is asked for, where no row of a replica below could tell it."""
+    lacking = [row.name for row in status.models if row.placed < row.wanted and not row.held]
+    if not lacking or status.holder:
+        return []
+    told = [f"    last pass: {error}" for error in status.errors]
+    return [
+        *told,
+        f"    not placed: {', '.join(lacking)}: `llmgw plan` says where it would go, or why nowhere; `llmgw apply` does it",
+    ]
 
 
 def _replicas(rows: Sequence[ReplicaRow], paint: Callable[[str, str], str]) -> list[str]:

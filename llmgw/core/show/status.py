@@ -1,5 +1,6 @@
 """What people are shown of a fleet: the record and the reports side by side, as rows. Decides nothing."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +25,7 @@ class ModelRow:
     wanted: int
     ready: int
     held: str = ""  # why its newest spec is not tried again
+    placed: int = 0  # replicas of it that the record has, ready or not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,7 @@ class Status:
     outcome: str = ""
     outcome_at: datetime | None = None
     holder: str = ""  # who is applying right now
+    errors: tuple[str, ...] = ()  # of the last pass, where it did not do all
     models: tuple[ModelRow, ...] = ()
     replicas: tuple[ReplicaRow, ...] = ()
     nodes: tuple[NodeRow, ...] = ()
@@ -138,6 +141,7 @@ def status(record: Record, observed: Observed, *, now: datetime, desired: Desire
         outcome=(last.outcome.value if last.outcome is not None else "running") if last is not None else "",
         outcome_at=(last.ended or last.started) if last is not None else None,
         holder=last.holder if last is not None and last.outcome is None and last.lease_until > now else "",
+        errors=last.errors if last is not None else (),
         models=tuple(_models(record, desired, rows)),
         replicas=tuple(sorted(rows, key=lambda row: (row.model, row.ordinal, row.replica))),
         nodes=tuple(_node(view, record, books[view.name]) for view in seen.nodes.values()),
@@ -146,10 +150,9 @@ def status(record: Record, observed: Observed, *, now: datetime, desired: Desire
 
 
 def _models(record: Record, desired: Desired | None, rows: Iterable[ReplicaRow]) -> Iterator[ModelRow]:
-    ready: dict[str, int] = {}
-    for row in rows:
-        if row.state == Health.READY.value and row.recorded:
-            ready[row.model] = ready.get(row.model, 0) + 1
+    recorded = [row for row in rows if row.recorded]
+    placed = Counter(row.model for row in recorded)
+    ready = Counter(row.model for row in recorded if row.state == Health.READY.value)
     asked = desired.models if desired is not None else {}
     for name in sorted({*record.models, *asked}):
         known, model = record.models.get(name), asked.get(name)
@@ -158,7 +161,8 @@ def _models(record: Record, desired: Desired | None, rows: Iterable[ReplicaRow])
             name=name,
             served_name=served,
             wanted=model.spec.replicas if model is not None else _wanted(known),
-            ready=ready.get(name, 0),
+            ready=ready[name],
+            placed=placed[name],
             held=known.held.reason if known is not None and known.held is not None else "",
         )
 
