@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from llmgw.model.localpolicy import LocalPolicy, beneath
-from llmgw.model.manifest import GIB, Reserve, Size
+from llmgw.model.manifest import GIB, Custom, Reserve, Size
 from llmgw.model.plan import StepKind
-from tests.core.builders import NodeState, desired, facts, gpu, model, node
+from tests.core.builders import NodeState, desired, facts, gpu, model, node, profile
 from tests.core.fleets import fleet
 from tests.core.test_placement import only, place, placer, request, where, with_gpus
 
@@ -25,6 +25,11 @@ def ruled(name: str, **rules: Any) -> NodeState:
         ({"engines": ("vllm",)}, {"engine": "sim"}, "agent.yaml:2: the machine's policy allows vllm"),
         ({"engines": ("vllm",)}, {"engine": "vllm", "engine_path": "/opt/x"}, "not the engine in /opt/x"),
         ({"engines": ("/srv",)}, {"engine": "vllm", "engine_path": "/opt/x"}, "allows /srv"),
+        (
+            {"engines": ("/opt",)},
+            {"engine_path": "/opt/x", "programs": ("/usr/bin/python3",)},
+            "not /usr/bin/python3",
+        ),
         ({"paths": ("/data",)}, {"engine": "sim", "weights_path": "/home/x"}, "agent.yaml:3"),
         ({"paths": ("/data",)}, {"engine": "sim", "adapter_paths": ("/data/a", "/home/x")}, "agent.yaml:3"),
         ({"obstacle": "it is broken"}, {"engine": "sim"}, "it is broken"),
@@ -98,6 +103,17 @@ def test_a_model_that_no_machine_allows_is_blocked_with_every_rule() -> None:
     assert "`engines`" in told["gpu01"]
     assert "`paths`" in told["gpu02"]
     assert not any(step.kind is StepKind.START for step in made.steps)
+
+
+@pytest.mark.parametrize(
+    ("program", "allowed"), [("/usr/bin/python3", False), ("${engine}/run", True), ("/opt/mine/run", True)]
+)
+def test_a_program_that_a_command_brings_along_is_known_to_the_plan(program: str, *, allowed: bool) -> None:
+    """The agent refused its start, pass after pass, and no plan said why."""
+    runs = replace(profile(), custom=Custom(command=(program, "--port", "${port}")))
+    wanted = desired([node("gpu01")], [model("web", runs)])
+    made = fleet(wanted, [ruled("gpu01", engines=("sim", "/opt/mine"))]).plan()
+    assert bool(made.blocked) is not allowed
 
 
 def test_what_runs_is_left_alone_when_a_rule_comes_later() -> None:

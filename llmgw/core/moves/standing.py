@@ -12,6 +12,7 @@ from llmgw.core.place.candidates import Request, breaks_rules
 from llmgw.core.seen.condition import Health, condition, outdated
 from llmgw.model.desired import DesiredModel
 from llmgw.model.ids import Digest, ReplicaId, ReplicaName, parse_replica_id, replica_id
+from llmgw.model.manifest import Custom
 from llmgw.model.plan import Action, FieldChange
 from llmgw.model.record import Attempts, Held, ModelRecord, ReplicaPhase, ReplicaRecord, ReplicaSpec
 
@@ -96,6 +97,7 @@ class Standing:
             alike=goal.profile.parallel.tensor > 1 and goal.profile.gpus.per_node > 1,
             engine=goal.profile.engine.name,
             engine_path=goal.profile.engine.path,
+            programs=_programs(goal.profile.custom),
             weights_path=goal.spec.source.path,
             adapter_paths=self.adapter_paths,
         )
@@ -118,6 +120,12 @@ class Want:
         model = self.stand.model
         had = self.ordinal in self.stand.placements
         return (not had, -model.spec.priority, model.name, self.ordinal)
+
+
+def _programs(custom: Custom | None) -> tuple[str, ...]:
+    """Of the commands that people wrote, as far as their place is known before they are on a node."""
+    commands = (custom.command, custom.worker) if custom is not None else ()
+    return tuple(words[0] for words in commands if words and "${" not in words[0])
 
 
 def standing(

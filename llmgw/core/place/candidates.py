@@ -37,6 +37,7 @@ class Request:
     alike: bool = False  # the GPUs of one rank must be of one class, as those of all ranks always are
     engine: str = ""
     engine_path: str | None = None
+    programs: tuple[str, ...] = ()  # that are not the engine's own
     weights_path: str | None = None
     adapter_paths: tuple[str, ...] = ()
 
@@ -48,7 +49,7 @@ class Request:
     def rules_key(self) -> tuple[object, ...]:
         """Equal for requests that have the same candidates."""
         labels = (self.nodes > 1, self.network, self.alike, *sorted(self.rules.labels.items()))
-        runs = (self.engine, self.engine_path, self.weights_path, self.adapter_paths)
+        runs = (self.engine, self.engine_path, self.programs, self.weights_path, self.adapter_paths)
         return (self.rules.pool, labels, self.rules.nodes, self.gpus, self.need, self.reads, *runs)
 
 
@@ -107,6 +108,7 @@ def forbidden(request: Request, ledger: NodeLedger) -> str:
     return (
         policy.obstacle
         or policy.refuses_engine(request.engine, request.engine_path)
+        or next((why for program in request.programs if (why := policy.refuses_program(program))), "")
         or next((why for path in paths if (why := policy.refuses_path(path))), "")
     )
 
