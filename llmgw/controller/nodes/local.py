@@ -15,6 +15,8 @@ from typing import Final
 import llmgw
 from llmgw.controller.nodes.agentprocess import POLL, AgentProcess, lives, reap
 from llmgw.controller.nodes.agentsettings import agent_settings, may_stay, pretended_bytes
+from llmgw.controller.nodes.bootstrap.programs import Place, call
+from llmgw.controller.nodes.bootstrap.shell import LocalShell
 from llmgw.controller.nodes.link import StreamLink, open_link
 from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts
@@ -121,6 +123,14 @@ class LocalTransport:
     async def stop_agent(self, node: DesiredNode) -> None:
         """Ends the node's agent, if one runs. Its engines go on, for the next agent to adopt."""
         await self._process(node).stop()
+
+    async def clear(self, node: DesiredNode) -> tuple[str, ...]:
+        """Deletes what the agent, which is stopped, has kept, as on any other machine. Returns what is left in its directory;
+        StalledError while shards have orders there."""
+        here = Place(node=node.name, shell=LocalShell(), python=self.python, sudo=False)
+        words = ("remove", str(self.work(node)), "", "everything", "")
+        done = await call(here, "setup", *words, doing="deleting what its agent kept")
+        return tuple(done["left"])
 
     def work(self, node: DesiredNode) -> Path:
         """The node's work directory, ``~`` expanded."""

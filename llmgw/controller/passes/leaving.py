@@ -39,7 +39,10 @@ async def uninstall(
         crashed_pass(stored.record, holder=fleet.holder, now=fleet.clock.now(), instance=fleet.instance)
         if node.spec.transport == "local":
             await ways.local.stop_agent(node)
-            return (str(ways.local.work(node)),)
+            work = str(ways.local.work(node))
+            if not everything:
+                return (work,)
+            return tuple(f"{work}/{name}" for name in await ways.local.clear(node))
         bootstrap = replace(ways.bootstrap, told=told)
         connection = await ways.ssh.connection(node)
         return await bootstrap.uninstall(connection, node, fleet=owner, everything=everything)

@@ -175,6 +175,21 @@ def test_stopping_an_agent_twice_or_one_that_never_ran_is_no_error(tmp_path: Pat
     on_machine(tmp_path, main)
 
 
+def test_what_a_stopped_agent_kept_is_deleted_and_what_is_not_its_own_is_told(tmp_path: Path) -> None:
+    """``node remove --everything`` left all of it on a local node."""
+
+    async def main(machine: Machine) -> None:
+        node = machine.node()
+        await machine.transport.bootstrap(node, fleet=FLEET)
+        await machine.transport.stop_agent(node)
+        work = machine.transport.work(node)
+        (work / "mine.txt").write_text("a person's")
+        assert await machine.transport.clear(node) == ("mine.txt",)
+        assert [path.name for path in work.iterdir()] == ["mine.txt"]
+
+    on_machine(tmp_path, main)
+
+
 async def _answers(machine: Machine, node: DesiredNode) -> bool:
     try:
         async with machine.link(node):
