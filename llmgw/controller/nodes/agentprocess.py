@@ -110,7 +110,7 @@ class AgentProcess:
         number = signal.SIGTERM
         last: Holder | None = None
         while (holder := self.holder()) is not None:
-            last = holder
+            last = holder if holder.pid > 0 else last
             late = loop.time() - begun
             if late > 2 * STOP_WITHIN:
                 raise StalledError(
@@ -122,7 +122,7 @@ class AgentProcess:
                 with suppress(ProcessLookupError):
                     os.kill(holder.pid, number)
             await asyncio.sleep(POLL)
-        if last is not None and last.pid > 0:
+        if last is not None:
             await _bury(last, until=begun + 2 * STOP_WITHIN)
 
     def log_tail(self) -> str:
@@ -162,10 +162,14 @@ def reap(pid: int) -> int | None:
 
 
 async def _bury(holder: Holder, *, until: float) -> None:
-    """The lock goes a moment before the process does; one that we started is also ours to wait for."""
+    """The lock goes a moment before the process does; one that we started is also ours to wait for. It looks dead already while
+    a thread of it still ends, and can't be waited for until that has."""
     while asyncio.get_running_loop().time() < until:
         if not _is(holder):
-            with suppress(ChildProcessError):
-                os.waitpid(holder.pid, os.WNOHANG)  # noqa: ASYNC222 - WNOHANG never waits
-            return
+            try:
+                done, _ = os.waitpid(holder.pid, os.WNOHANG)  # noqa: ASYNC222 - WNOHANG never waits
+            except ChildProcessError:
+                return
+            if done:
+                return
         await asyncio.sleep(POLL / 10)
