@@ -131,12 +131,20 @@ def pretended_bytes(places: Layout) -> bytes:
         return b""
 
 
+def _remedy(wrong: OSError, file: Path) -> str:
+    if isinstance(wrong, FileNotFoundError):
+        return f"no agent was set up in {file.parent}: name its directory with --work DIR, or bootstrap the node again"
+    if isinstance(wrong, PermissionError):
+        return "run as the user that the agent runs as, which mostly is root"
+    return "bootstrap the node again"
+
+
 def codec_file(kind: type[codec.T], file: Path, *, limit: int, strict: bool) -> codec.T:
     try:
         with file.open("rb") as stream:
             data = stream.read(limit + 1)
     except OSError as wrong:
-        raise StalledError(f"reading {file}: {wrong.strerror}: bootstrap the node again") from wrong
+        raise StalledError(f"reading {file}: {wrong.strerror}: {_remedy(wrong, file)}") from wrong
     if len(data) > limit:
         raise StalledError(f"reading {file}: more than {limit} bytes: bootstrap the node again")
     try:

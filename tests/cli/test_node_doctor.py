@@ -59,7 +59,7 @@ def _everything_is_looked_at(desk: Desk, host: Host, here: str, shard: str) -> N
     told = json.loads(desk.llmgw("node", "doctor", here, "--json").out)
     assert {check["level"] for check in told["checks"] if check["name"] == "as in Git"} == {"ok"}
     agent = next(check for check in told["checks"] if check["name"] == "agent version")
-    assert "1 other agents asked" in agent["text"]
+    assert "1 other agent asked" in agent["text"]
     assert host.must("readlink", "/usr/local/bin/llmgw-agent").startswith("/var/lib/llmgw-agent/current/")
     assert "/var/lib/llmgw-agent/current/bin/llmgw-agent" in desk.llmgw("node", "show", here).well().out
     on_it = json.loads(host.exec("llmgw-agent", "doctor", "--json").out)["checks"]

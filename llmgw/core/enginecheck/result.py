@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from llmgw.core.amounts import plural, size, span
-from llmgw.core.enginecheck.verdict import UNTIL_INSTALLED, Unknown
+from llmgw.core.enginecheck.verdict import NO_HELP, UNTIL_INSTALLED, Unknown
 from llmgw.model.ids import ShardId
 from llmgw.model.report import ComputesOn
 
@@ -61,7 +61,7 @@ class Checked:
     @property
     def unsure(self) -> bool:
         """It should have been possible to tell, and was not."""
-        return bool(self.failed) or (bool(self.untold) and self.untold != UNTIL_INSTALLED)
+        return bool(self.failed) or self.untold not in ("", UNTIL_INSTALLED, NO_HELP)
 
 
 def lines(checked: Checked) -> Iterator[tuple[str, str]]:

@@ -104,7 +104,9 @@ def _agent(one: Examined) -> Iterator[Check]:
         text = f"{own}, as this llmgw; {names(others)} have another"
         yield warn("agent version", text, "`llmgw apply` brings the fleet to one version")
     else:
-        yield well("agent version", f"{own}, as this llmgw and {len(one.versions)} other agents asked")
+        count = len(one.versions)
+        all_of_them = f" and {count} other {'agent' if count == 1 else 'agents'} asked" if count else ""
+        yield well("agent version", f"{own}, as this llmgw{all_of_them}")
 
 
 def _clock(one: Examined) -> Iterator[Check]:

@@ -11,7 +11,7 @@ from llmgw.controller.passes.enginecheck import EngineCheck, chosen
 from llmgw.controller.passes.links import Links
 from llmgw.core.adapter import NodeContext
 from llmgw.core.enginecheck.result import Checked, lines
-from llmgw.core.enginecheck.verdict import UNTIL_INSTALLED
+from llmgw.core.enginecheck.verdict import NO_HELP, UNTIL_INSTALLED
 from llmgw.engines.registry import ADAPTERS
 from llmgw.engines.widest import launches, shapes
 from llmgw.model.claims import Claims, GpuClaim
@@ -258,3 +258,11 @@ def test_a_pass_goes_on_when_nobody_answers() -> None:
     passed(using(AT_PATH), script)
     passed(using(AT_PATH), script, reach=Reach.UNREACHABLE)
     assert script.methods() == ["help"]
+
+
+def test_a_command_of_somebodys_own_can_not_be_asked_and_is_no_failure() -> None:
+    """A fleet with one custom engine made every engine-check end with 5."""
+    mine = Checked(profile="p", node="a", engine="custom", untold=NO_HELP)
+    assert not mine.unsure
+    assert not mine.bad
+    assert text(mine) == [f"? p on a: custom: {NO_HELP}"]
