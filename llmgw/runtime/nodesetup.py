@@ -34,7 +34,18 @@ NOTE = "llmgw engines"
 """In the user's comment: what we made is what we may remove."""
 RUNTIME_FILES = ("agent.json", "pretended.json", "agent.sock", "agent.lock", "agent.log", "current")
 JOB_FOLDERS = ("jobs", "jobsecrets", "jobruns")
-STATE_FOLDERS = ("agents", "state", "shards", "secrets", *JOB_FOLDERS, "status", "logs", "journal", "help", "home")
+STATE_FOLDERS = (
+    "agents",
+    "state",
+    "shards",
+    "secrets",
+    *JOB_FOLDERS,
+    "status",
+    "logs",
+    "journal",
+    "help",
+    "home",
+)
 JOBS_END_WITHIN = 8.0
 """Seconds for what a job has started: its shim kills all of it as soon as the job's worker is gone."""
 ENGINES_AND_WEIGHTS = ("engines", "weights")
