@@ -137,7 +137,9 @@ class Sglang:
         return LoraOrder(
             adapters=lora.adapters(model, _asked_by(model.served_name)),
             listing=lora.OPENAI_LIST,
-            calls=lora.calls(model, highest_rank=_highest_rank(model), already="already exists"),
+            calls=lora.calls(
+                model, highest_rank=_highest_rank(model), already="because it is already loaded"
+            ),
             form="peft",
         )
 
@@ -311,6 +313,12 @@ def _shape_problems(model: DesiredModel) -> Iterator[Problem]:
         yield Problem(
             what=f"spec.parallel.data: SGLang keeps copies of a model on one node, and spec.nodes is {profile.nodes}",
             instead="write more replicas in the model, or args: [--attn-dp-size, …] for attention alone",
+        )
+    if profile.parallel.data > 1 and model.spec.max_loaded_adapters and not _attention(model):
+        yield Problem(
+            what=f"spec.maxLoadedAdapters: SGLang loads no adapters into {profile.parallel.data} copies while it runs "
+            "(parallel.data)",
+            instead="leave it out, and all adapters are loaded at the start, or write more replicas in the model",
         )
     if profile.gpus.share is not None:
         yield Problem(

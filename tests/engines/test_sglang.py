@@ -51,6 +51,21 @@ def test_a_name_with_the_colon_that_sglang_keeps_for_adapters_is_refused() -> No
     assert found.what.startswith("spec.servedName: SGLang refuses the colon in 'org/chat:v2'")
 
 
+def test_copies_take_no_adapters_while_they_run() -> None:
+    copies: dict[str, Any] = {"gpus": Gpus(per_node=2), "parallel": Parallel(data=2)}
+    (found,) = SGLANG_ADAPTER.validate(a_model({"adapters": LORAS, "max_loaded_adapters": 1}, **copies))
+    assert found.what.startswith("spec.maxLoadedAdapters: SGLang loads no adapters into 2 copies")
+    assert SGLANG_ADAPTER.validate(a_model({"adapters": LORAS}, **copies)) == ()
+
+
+def test_an_adapter_that_is_loaded_already_is_told_from_one_that_failed() -> None:
+    order = SGLANG_ADAPTER.lora(a_model({"max_loaded_adapters": 1}))
+    assert order is not None
+    assert order.calls is not None
+    said = '{"error_message":"Failed to load LoRA adapter sql because it is already loaded","success":false}'
+    assert order.calls.already in said
+
+
 def test_attention_data_parallel_takes_no_gpus_of_its_own_and_ports_for_its_inner_traffic() -> None:
     of = a_model(**TWO_NODES, args=("--attn-dp-size", "4"))
     assert SGLANG_ADAPTER.validate(of) == ()
