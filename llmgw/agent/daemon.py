@@ -123,6 +123,7 @@ def assemble(
         targets=targets,
         changed=events.from_jobs,
         learn=learn,
+        boot_id=info.boot_id,
     )
     spawner = ShimSpawner(places.work, clock=clock)
     survey = Survey(

@@ -280,6 +280,7 @@ class SimNode:
             fetch=guarded(self._doer(10.0), "fetch"),
             targets=guarded(self.targets, "targets"),
             changed=events.from_jobs,
+            boot_id=self.machine.boot_id,
         )
         shards = Shards(
             ShardSettings(work=Path(f"/pretended/{self.name}"), boot_id=self.machine.boot_id, housekeeping=0),

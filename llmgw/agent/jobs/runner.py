@@ -47,15 +47,17 @@ class _Job:
     kind: str
     spec: JobSpec
     report: JobReport
+    boot_id: str = ""  # of the machine when its order was written last
     progress: Progress = field(default_factory=Progress)
     task: "asyncio.Task[None] | None" = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Jobs:
-    """All jobs of the node. ``changed`` hears of every change of a report, ``learn`` of every secret."""
+    """All jobs of the node. ``changed`` hears of every change of a report, ``learn`` of every secret; ``boot_id`` tells whether
+    the machine was off since an order was written."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one part each
         self,
         *,
         clock: Clock,
@@ -66,8 +68,10 @@ class Jobs:
         targets: Targets,
         changed: Callable[[JobReport], None],
         learn: Callable[[str], None] = lambda _: None,
+        boot_id: str = "",
     ) -> None:
         self._clock = clock
+        self._boot_id = boot_id
         self._disk = disk
         self._journal = journal
         self._doers: Mapping[str, Doer] = {"install": install, "fetch": fetch}
@@ -176,9 +180,16 @@ class Jobs:
                 job.ended.set()
         # What worked already goes first: its work goes on whether or not it has one of the places.
         for job in sorted(going_on, key=lambda job: job.report.state != JobState.RUNNING.value):
-            self._journal.append("job", job.spec.job, "resumed after the agent was restarted")
-            self._begin(job)
+            self._resume(job)
         return tuple(problems)
+
+    def _resume(self, job: _Job) -> None:
+        rebooted = job.boot_id != self._boot_id
+        if rebooted:  # nothing has worked on it while the machine was off, however long that was
+            job.report = replace(job.report, state=JobState.QUEUED.value, started=None)
+        why = "the machine was rebooted" if rebooted else "the agent was restarted"
+        self._journal.append("job", job.spec.job, f"resumed after {why}")
+        self._begin(job)
 
     async def _put_aside(self, name: str, wrong: Exception) -> tuple[str, ...]:
         told = f"the order of job {name.removesuffix('.json')} can't be read: {wrong}"
@@ -347,6 +358,7 @@ class Jobs:
             "kind": job.kind,
             "spec": codec.to_json(job.spec),
             "report": codec.to_json(job.report),
+            "bootId": self._boot_id,
         }
         await self._disk.write(f"{FOLDER}/{job.spec.job}.json", json.dumps(data, indent=2).encode())
 
@@ -367,4 +379,5 @@ def _read(data: bytes) -> _Job:
         spec = codec.from_json(InstallSpec, parsed["spec"], strict=False)
     else:
         spec = codec.from_json(FetchSpec, parsed["spec"], strict=False)
-    return _Job(kind=kind, spec=spec, report=codec.from_json(JobReport, parsed["report"], strict=False))
+    report = codec.from_json(JobReport, parsed["report"], strict=False)
+    return _Job(kind=kind, spec=spec, report=report, boot_id=str(parsed.get("bootId", "")))

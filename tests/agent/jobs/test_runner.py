@@ -30,9 +30,15 @@ class World:
         self.store = MemoryJournalStore()
         self.told: list[JobReport] = []
 
-    def jobs(self, learn: Callable[[str], None] = lambda _: None) -> Jobs:
+    def jobs(
+        self,
+        learn: Callable[[str], None] = lambda _: None,
+        *,
+        later: timedelta = timedelta(),
+        boot: str = "b1",
+    ) -> Jobs:
         return Jobs(
-            clock=FakeClock(NOON),
+            clock=FakeClock(NOON + later),
             disk=self.disk,
             journal=Journal(store=self.store, clock=FakeClock(NOON)),
             install=self.doer,
@@ -40,6 +46,7 @@ class World:
             targets=self.targets,
             changed=self.told.append,
             learn=learn,
+            boot_id=boot,
         )
 
 
@@ -201,6 +208,26 @@ def test_an_agents_restart_gives_a_job_no_more_time() -> None:
         with pytest.raises(StalledError, match="not done within 0 s"):
             await second.wait((INSTALL,))
         assert world.doer.stopped == [INSTALL]
+
+    run(main)
+
+
+def test_a_machine_that_was_off_for_days_has_taken_no_time_from_its_jobs() -> None:
+    world = World(seconds=1000)
+
+    async def main() -> None:
+        first = world.jobs()
+        await first.install(install_spec(timeout=3600))
+        await until(lambda: first.reports()[0].state == "running")
+        await first.close()
+        days = timedelta(days=3)
+        same_boot, rebooted = world.jobs(later=days), world.jobs(later=days, boot="b2")
+        for jobs, started in ((same_boot, NOON), (rebooted, NOON + days)):
+            await jobs.adopt()
+            await until(lambda jobs=jobs: jobs.reports()[0].state == "running")  # type: ignore[misc]
+            assert jobs.reports()[0].started == started
+            await jobs.close()
+        assert world.store.lines[-1].count(b"resumed after the machine was rebooted") == 1
 
     run(main)
 
