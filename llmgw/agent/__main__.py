@@ -15,6 +15,19 @@ NO_AGENT = 69
 INTERRUPTED = 130
 USUAL_WORK = Path("/var/lib/llmgw-agent")
 MANUAL = ("stop", "start", "drain")
+SHARD = "chat-1f0c9a2b-0.1-r0"
+COMMANDS = (
+    ("daemon", "run the agent in the foreground", "--work /srv/llmgw"),
+    ("bridge", "connect standard input and output to the agent's socket", "--work /srv/llmgw"),
+    ("status", "what the agent says of this node", "--json"),
+    ("inventory", "what this node is made of, and who holds it", ""),
+    ("doctor", "what is wrong with this node, and what to do about it", ""),
+    ("logs", "what a shard's processes wrote", f"{SHARD} -n 20 -f"),
+    ("stop", "stop a shard by hand", SHARD),
+    ("start", "start a shard again by hand, as it was ordered last", SHARD),
+    ("drain", "let a shard finish what it works on, then stop it, by hand", f"{SHARD} --timeout 60"),
+)
+"""Each with what it does and the words of an example."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,23 +75,25 @@ def own_work() -> Path:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="llmgw-agent", description="The node's side of llmgw.")
+    parser = argparse.ArgumentParser(
+        prog="llmgw-agent",
+        description="The node's side of llmgw: look at the node and break glass, without the controller.",
+        epilog="`llmgw-agent status` lists the shards of this node; `llmgw-agent COMMAND --help` has an example of each.",
+    )
     parser.add_argument("--version", action="version", version=f"llmgw-agent {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, told in (
-        ("daemon", "run the agent in the foreground"),
-        ("bridge", "connect standard input and output to the agent's socket"),
-        ("status", "what the agent says of this node"),
-        ("inventory", "what this node is made of, and who holds it"),
-        ("doctor", "what is wrong with this node, and what to do about it"),
-        ("logs", "what a shard's processes wrote"),
-        ("stop", "stop a shard by hand"),
-        ("start", "start a shard again by hand, as it was ordered last"),
-        ("drain", "let a shard finish what it works on, then stop it, by hand"),
-    ):
-        command = commands.add_parser(name, help=told, description=told)
+    for name, told, words in COMMANDS:
+        command = commands.add_parser(
+            name,
+            help=told,
+            description=told,
+            epilog=f"Example: llmgw-agent {name} {words}",
+        )
         command.add_argument(
-            "--work", default=own_work(), metavar="DIR", help="the agent's work directory (%(default)s)"
+            "--work",
+            default=own_work(),
+            metavar="DIR",
+            help="the agent's work directory; of a local node its local.workDir (default: %(default)s)",
         )
         _options(command, name)
     return parser
@@ -88,16 +103,22 @@ def _options(command: argparse.ArgumentParser, name: str) -> None:
     if name in ("status", "inventory", "doctor"):
         command.add_argument("--json", action="store_true", help="all of it as JSON")
     if name == "logs":
-        command.add_argument("-n", "--lines", type=int, default=100, help="of each process (%(default)s)")
+        command.add_argument(
+            "-n", "--lines", type=int, default=100, help="of each process (default: %(default)s)"
+        )
         command.add_argument("-f", "--follow", action="store_true", help="go on as they come")
     if name in MANUAL:
         command.add_argument("--no-wait", action="store_true", help="return when the agent has taken it")
     if name == "drain":
         command.add_argument(
-            "--timeout", type=float, default=120.0, help="seconds for what is in flight (%(default)g)"
+            "--timeout",
+            type=float,
+            default=120.0,
+            metavar="SECONDS",
+            help="for what is in flight (default: %(default)g)",
         )
     if name == "logs" or name in MANUAL:
-        command.add_argument("shard")
+        command.add_argument("shard", metavar="SHARD", help="as `llmgw-agent status` lists it")
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def status_text(report: Report) -> str:
 
 def _shards(shards: Iterable[ShardReport]) -> list[str]:
     return [
-        f"shard {shard.shard}  {shard.state}  pid {shard.pid or '-'}  port {shard.port or '-'}  {shard.reason}{_by_hand(shard)}"
+        f"shard {shard.shard}  {shard.state}  pid {shard.pid or '-'}  port {shard.port or '-'}  {shard.reason}{_by_hand(shard)}".rstrip()
         for shard in shards
     ]
 
