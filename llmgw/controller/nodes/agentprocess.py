@@ -125,12 +125,19 @@ class AgentProcess:
         if last is not None:
             await _bury(last, until=begun + 2 * STOP_WITHIN)
 
-    def log_tail(self) -> str:
-        """The last lines of its log, for an error that must explain itself."""
+    def log_size(self) -> int:
+        """Bytes that earlier agents have left in the log."""
+        try:
+            return (self.work / LOG).stat().st_size
+        except OSError:
+            return 0
+
+    def log_tail(self, since: int = 0) -> str:
+        """The last lines of its log after the first ``since`` bytes, for an error that must explain itself."""
         try:
             with (self.work / LOG).open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - LOG_TAIL))
+                file.seek(max(since if since <= size else 0, size - LOG_TAIL))
                 lines = file.read(LOG_TAIL).decode(errors="replace").splitlines()
         except OSError as wrong:
             return f"(its log can't be read: {wrong.strerror})"

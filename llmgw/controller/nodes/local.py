@@ -111,9 +111,10 @@ class LocalTransport:
         if running is not None:
             self.told(f"restarting the agent {running.version}, pid {running.pid}")
             await process.stop()
+        before = process.log_size()
         pid = process.start()
         self.told(f"agent started, pid {pid}")
-        await self._until_up(node, process, fleet=fleet, pid=pid)
+        await self._until_up(node, process, fleet=fleet, pid=pid, before=before)
 
     async def close(self) -> None:
         """Nothing is held open here: links are closed by whoever opened them."""
@@ -179,10 +180,10 @@ class LocalTransport:
             ) from wrong
 
     async def _until_up(
-        self, node: DesiredNode, process: AgentProcess, *, fleet: str, pid: int | None
+        self, node: DesiredNode, process: AgentProcess, *, fleet: str, pid: int | None, before: int = 0
     ) -> bool:
         """True when the agent answers hello; False when one that is not our child (``pid`` None) ends instead. Raises
-        StalledError with the end of its log."""
+        StalledError with the end of its log, without the ``before`` bytes that earlier ones wrote."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self.up_within
         while True:
@@ -198,7 +199,7 @@ class LocalTransport:
                     )
                     raise StalledError(
                         f"node {node.name}: starting its agent in {process.work}: {ended}; the end of its log:\n"
-                        f"{process.log_tail()}"
+                        f"{process.log_tail(before)}"
                     ) from wrong
                 await asyncio.sleep(POLL)
             else:

@@ -190,6 +190,24 @@ def test_what_a_stopped_agent_kept_is_deleted_and_what_is_not_its_own_is_told(tm
     on_machine(tmp_path, main)
 
 
+def test_an_error_holds_only_what_this_start_has_written(tmp_path: Path) -> None:
+    """The third failed start told the lines of all three."""
+
+    async def main(machine: Machine) -> None:
+        node = machine.node()
+        work = machine.transport.work(node)
+        work.mkdir(parents=True, exist_ok=True)
+        (work / "state").write_text("in the way of a folder")
+        told = []
+        for _ in range(2):
+            with pytest.raises(StalledError) as failed:
+                await machine.transport.bootstrap(node, fleet=FLEET)
+            told.append(str(failed.value))
+        assert told[0].count("\n") == told[1].count("\n")
+
+    on_machine(tmp_path, main)
+
+
 async def _answers(machine: Machine, node: DesiredNode) -> bool:
     try:
         async with machine.link(node):
