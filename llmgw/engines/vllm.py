@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from llmgw.core.adapter import NOTHING_KNOWN, Known, Need, NodeContext, Placed
 from llmgw.engines import checkpoint, checks, helps, lora, parallel, ray, weights
+from llmgw.engines import vllmlimits as limits
 from llmgw.engines.environment import environment, escape
 from llmgw.engines.install import environment_program, install
 from llmgw.engines.memory import needs, served
@@ -34,66 +35,10 @@ from llmgw.model.record import RankPlacement
 
 IN_FLIGHT = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 LORA_RANKS = lora.RANKS
-CONTEXT = frozenset({"-pcp", "--prefill-context-parallel-size"})
-API_SERVERS = frozenset({"-asc", "--api-server-count"})
-BALANCED_ELSEWHERE = ("-dph", "--data-parallel-hybrid-lb", "-dpe", "--data-parallel-external-lb")
 GRACE = 10
 """Seconds between the end of vLLM's own wait for requests and SIGKILL, in which its processes end."""
 CONFIG = ".config/vllm"
 NOT_CARRIED_OVER = "ray_non_carry_over_env_vars.json"
-
-_KEY = "the key comes from the fleet's secret: leave it out"
-_NAME = "write the name in the model's spec.servedName"
-_WEIGHTS = "write the weights in the model's spec.source"
-_RANKS = "the plan counts the ranks: write nodes: in the profile"
-_LORA = "write adapters: and maxLoadedAdapters: in the model"
-_PLAIN = "probes and clients speak plain HTTP to the node's address: leave it out"
-OURS: Mapping[str, str] = {
-    "--model": _WEIGHTS,
-    "--served-model-name": _NAME,
-    "--host": "engines bind to the node's address: write it in the node's spec.address",
-    "--port": "the plan chooses the port from the node's spec.ports",
-    "--uds": _PLAIN,
-    "--ssl-keyfile": _PLAIN,
-    "--ssl-certfile": _PLAIN,
-    "--root-path": "probes and clients expect /v1 at the root: leave it out",
-    "--api-key": _KEY,
-    "--config": "write its flags in spec.args, so that the plan shows them",
-    "--max-model-len": "write maxModelLen: in the profile",
-    "--dtype": "write dtype: in the profile",
-    "-q": "write quantization: in the profile",
-    "--quantization": "write quantization: in the profile",
-    "--gpu-memory-utilization": "write gpuMemoryUtilization: in the profile",
-    "--device-memory-utilization": "write gpuMemoryUtilization: in the profile",
-    "-tp": "write parallel.tensor: in the profile",
-    "--tensor-parallel-size": "write parallel.tensor: in the profile",
-    "-pp": "write parallel.pipeline: in the profile",
-    "--pipeline-parallel-size": "write parallel.pipeline: in the profile",
-    "-dp": "write parallel.data: in the profile",
-    "--data-parallel-size": "write parallel.data: in the profile",
-    **dict.fromkeys(("-dpl", "--data-parallel-size-local", "-dpa", "--data-parallel-address"), _RANKS),
-    **dict.fromkeys(("-dpp", "--data-parallel-rpc-port", "-dpn", "--data-parallel-rank"), _RANKS),
-    **dict.fromkeys(("-dpr", "--data-parallel-start-rank", "-dpb", "--data-parallel-backend"), _RANKS),
-    **dict.fromkeys(("-n", "--nnodes", "-r", "--node-rank", "--headless"), _RANKS),
-    **dict.fromkeys(("--master-addr", "--master-port"), "the plan chooses the meeting point"),
-    "--distributed-executor-backend": "write launch: mp or launch: ray in the profile",
-    "--device-ids": "the plan chooses the GPUs: leave it out",
-    "--shutdown-timeout": "write timeouts.stop: in the profile; vLLM gets 10 s less",
-    **dict.fromkeys(("--enable-lora", "--max-loras", "--max-cpu-loras", "--max-lora-rank"), _LORA),
-    **dict.fromkeys(("--no-enable-lora", "--lora-modules"), _LORA),
-    "--runner": "write task: in the model",
-}
-_KEPT = {
-    "VLLM_API_KEY": "it holds the replica's key: leave it out",
-    "VLLM_HOST_IP": "it is the node's address: write that in the node's spec.address",
-    "VLLM_PORT": "vLLM finds its inner ports itself, and a fixed one has made ranks clash: leave it out",
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "write maxLoadedAdapters: in the model",
-    "VLLM_DP_*": "the plan counts the ranks: write parallel.data in the profile",
-}
-_KEPT_WITH_RAY = {
-    "RAY_*": "the replica has a Ray of its own, which llmgw sets up: leave it out",
-    "VLLM_CONFIG_ROOT": "what must not be copied from rank to rank is written there: leave it out",
-}
 
 
 class Vllm:
@@ -104,18 +49,18 @@ class Vllm:
 
     def validate(self, model: DesiredModel) -> tuple[Problem, ...]:
         profile = model.profile
-        kept = {**_KEPT, **(_KEPT_WITH_RAY if profile.launch == "ray" else {})}
+        kept = {**limits.KEPT, **(limits.KEPT_WITH_RAY if profile.launch == "ray" else {})}
         return (
             *checks.engine_problems(model, version_needed=True, example=VLLM.newest),
             *checks.gpu_problems(model),
             *checks.name_problems(model),
-            *parallel.world_problems(model, data=profile.parallel.data, context=_context(model)),
-            *_shape_problems(profile),
-            *_server_problems(model),
+            *parallel.world_problems(model, data=profile.parallel.data, context=limits.context(model)),
+            *limits.shape_problems(profile),
+            *limits.server_problems(model),
             *checkpoint.problems(model, "vLLM"),
             *lora.problems(model, highest=LORA_RANKS[-1], engine="vLLM"),
             *lora.peft_problems(model, "vLLM"),
-            *checks.argument_problems(model, OURS, argparse=True),
+            *checks.argument_problems(model, limits.OURS, argparse=True),
             *checks.variable_problems(model, kept),
         )
 
@@ -316,7 +261,7 @@ def _arguments(placed: Placed, rank: RankPlacement) -> tuple[str, ...]:
     asked = model.profile.args + model.spec.args
     if rank.rank:
         # A rank without a server refuses to be told how many it has.
-        _, asked = checks.take(asked, API_SERVERS)
+        _, asked = checks.take(asked, limits.API_SERVERS)
     return (*words, *(escape(arg) for arg in asked))
 
 
@@ -379,63 +324,3 @@ def _lora(model: DesiredModel, rank: RankPlacement) -> Iterator[str]:
     elif model.profile.parallel.data > 1 and not rank.rank:
         # vLLM refuses to change adapters of several API servers at run time.
         yield from ("--api-server-count", "1")
-
-
-# ---- what can't be ------------------------------------------------------------------------------------
-
-
-def _context(model: DesiredModel) -> int:
-    size, _ = checks.take(model.profile.args + model.spec.args, CONTEXT)
-    return int(size) if size and size.isascii() and size.isdigit() and int(size) else 1
-
-
-def _shape_problems(profile: ProfileSpec) -> Iterator[Problem]:
-    if profile.launch == "ray":
-        yield from _ray_problems(profile)
-    if profile.gpus.share is not None and profile.gpu_memory_utilization != 0.9:
-        yield Problem(
-            what="spec.gpuMemoryUtilization: gpus.share says how much of the GPU vLLM may take",
-            instead="write one of them",
-        )
-    if profile.gpus.per_node == 0 and profile.gpu_memory_utilization != 0.9:
-        yield Problem(
-            what="spec.gpuMemoryUtilization: there is no GPU (gpus.perNode is 0)",
-            instead="write env: {VLLM_CPU_KVCACHE_SPACE: …} with the GiB for its cache",
-        )
-    if profile.nodes > 1 and profile.gpus.share is not None:
-        yield Problem(
-            what=f"spec.gpus.share: the ranks of {profile.nodes} nodes take whole GPUs",
-            instead="leave share out, or write nodes: 1",
-        )
-
-
-def _server_problems(model: DesiredModel) -> Iterator[Problem]:
-    servers, _ = checks.take(model.profile.args + model.spec.args, API_SERVERS)
-    if model.spec.max_loaded_adapters and servers not in (None, "1"):
-        yield Problem(
-            what=f"spec.args: adapters can't be changed on {servers} API servers at run time (maxLoadedAdapters)",
-            instead="leave --api-server-count out, or maxLoadedAdapters",
-        )
-    if model.profile.nodes > 1 and checks.given(model, *BALANCED_ELSEWHERE):
-        yield Problem(
-            what=f"spec.args: requests come to the first of {model.profile.nodes} nodes only, which shares them out itself",
-            instead="leave --data-parallel-hybrid-lb and --data-parallel-external-lb out",
-        )
-
-
-def _ray_problems(profile: ProfileSpec) -> Iterator[Problem]:
-    if profile.nodes == 1:
-        yield Problem(
-            what="spec.launch: Ray joins several nodes, and spec.nodes is 1",
-            instead="leave launch out: on one node vLLM needs no Ray",
-        )
-    if profile.gpus.per_node == 0:
-        yield Problem(
-            what="spec.launch: Ray counts GPUs, and gpus.perNode is 0",
-            instead="leave launch out, which means mp",
-        )
-    if profile.parallel.data > 1:
-        yield Problem(
-            what=f"spec.parallel.data: {profile.parallel.data} copies over Ray are not launched by llmgw",
-            instead="leave launch out, which means mp, or write more replicas in the model",
-        )
