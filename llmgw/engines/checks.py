@@ -74,11 +74,11 @@ def argument_problems(
 ) -> Iterator[Problem]:
     """``ours`` maps the flags that llmgw writes to what people should write instead. Values of flags are not told
     apart from flags; none looks like one of ours. ``argparse``: the engine takes flags as Python programs do, which
-    understand underscores for dashes, the beginning of a flag for the whole, and a value that follows its letter at once."""
+    understand the beginning of a flag for the whole, and a value that follows its letter at once."""
     for args in (model.profile.args, model.spec.args):
         for index, arg in enumerate(args):
             flag = arg.partition("=")[0]
-            meant = _meant(flag, ours) if argparse else flag
+            meant = _meant(flag, ours) if argparse else _declared(flag)
             if meant in ours:
                 short = "" if meant == flag else f", which stands for {meant},"
                 yield Problem(
@@ -89,7 +89,7 @@ def argument_problems(
 def _meant(flag: str, ours: Mapping[str, str]) -> str:
     if not flag.startswith("-") or flag in ("-", "--"):
         return flag
-    plain = flag.replace("_", "-") if flag.startswith("--") else flag
+    plain = _declared(flag)
     if plain in ours:
         return plain
     if plain[:2] in ours:
@@ -127,7 +127,7 @@ def take(args: tuple[str, ...], names: frozenset[str]) -> tuple[str | None, tupl
     rest = iter(args)
     for arg in rest:
         flag, equals, attached = arg.partition("=")
-        if flag not in names:
+        if _declared(flag) not in names:
             left.append(arg)
         else:
             value = attached if equals else next(rest, "")
@@ -136,13 +136,18 @@ def take(args: tuple[str, ...], names: frozenset[str]) -> tuple[str | None, tupl
 
 def given(model: DesiredModel, *names: str) -> bool:
     """Whether people ask for one of these flags."""
-    return any(arg.partition("=")[0] in names for arg in model.profile.args + model.spec.args)
+    return any(_declared(arg.partition("=")[0]) in names for arg in model.profile.args + model.spec.args)
 
 
 def place_of(args: tuple[str, ...], names: frozenset[str]) -> str:
     """The manifest path of the flag that :func:`take` takes."""
-    places = [index for index, arg in enumerate(args) if arg.partition("=")[0] in names]
+    places = [index for index, arg in enumerate(args) if _declared(arg.partition("=")[0]) in names]
     return f"spec.args[{places[-1]}]"
+
+
+def _declared(flag: str) -> str:
+    """As engines declare it: all of them take underscores for dashes."""
+    return flag.replace("_", "-") if flag.startswith("--") else flag
 
 
 def stated_need(model: DesiredModel, *, ports: int, leader_ports: int = 0) -> Need:

@@ -77,6 +77,7 @@ def test_attention_data_parallel_takes_no_gpus_of_its_own_and_ports_for_its_inne
     ("version", "args", "behind"),
     [
         ("0.5.23", ("--attn-dp-size", "4"), 13),
+        ("0.5.23", ("--attn_dp_size=4",), 13),
         ("0.5.6", ("--enable-dp-attention",), 13),
         ("0.5.5", ("--enable-dp-attention",), 0),
         ("0.5.23", (), 0),

@@ -38,6 +38,10 @@ PROFILES: list[tuple[str, dict[str, Any]]] = [
     ("spec.gpuMemoryUtilization", {"gpu_memory_utilization": 0.5}),
     ("spec.args[1]: llmgw decides about --port", {"args": ("--mlock", "--port", "1")}),
     ("spec.args[0]: llmgw decides about --api-key", {"args": ("--api-key=sekret",)}),
+    (
+        "spec.args[0]: llmgw decides about --ctx_size, which stands for --ctx-size,",
+        {"args": ("--ctx_size", "9")},
+    ),
     ("spec.args[0]: '0'", {"args": ("-np", "0")}),
     ("spec.args[0]: ''", {"args": ("-np",)}),
     ("spec.args[0]: 'two'", {"args": ("--parallel=two",)}),

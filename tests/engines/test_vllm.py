@@ -55,6 +55,14 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         "spec.parallel: tensor 2 x pipeline 1 x context 2 = 4 GPUs, but nodes 1 x gpus.perNode 2 = 2",
         {"gpus": Gpus(per_node=2), "parallel": Parallel(tensor=2), "args": ("-pcp", "2")},
     ),
+    (
+        "spec.parallel: tensor 2 x pipeline 1 x context 2 = 4 GPUs, but nodes 1 x gpus.perNode 2 = 2",
+        {
+            "gpus": Gpus(per_node=2),
+            "parallel": Parallel(tensor=2),
+            "args": ("--prefill_context_parallel_size=2",),
+        },
+    ),
     ("spec.parallel: tensor 3", {"gpus": CPU, "nodes": 2, "parallel": Parallel(tensor=3)}),
     ("spec.launch: Ray joins", {"launch": "ray"}),
     (
