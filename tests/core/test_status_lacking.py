@@ -3,7 +3,10 @@
 from dataclasses import replace
 
 from llmgw.core.show import render
-from llmgw.core.show.status import ModelRow, Status
+from llmgw.core.show.status import ModelRow, Status, status
+from llmgw.model.report import Reach
+from tests.core.builders import NodeState, desired, facts, model, node
+from tests.core.fleets import fleet
 
 SHORT = Status(
     fleet="lab",
@@ -34,3 +37,19 @@ def test_nothing_is_told_of_models_that_are_placed_held_or_being_applied() -> No
     ):
         assert "not placed" not in render.status_text(quiet)
         assert "last pass: " not in render.status_text(quiet)
+
+
+def test_a_removed_node_without_an_agent_is_not_said_to_get_one() -> None:
+    states = [NodeState("gpu01", facts("gpu01")), NodeState("gpu02", facts("gpu02"))]
+    world = fleet(desired([node("gpu01"), node("gpu02")], [model("chat")]), states)
+    world.settle()
+    (idle,) = (name for name, state in world.nodes.items() if not state.shards)
+    gone = world.nodes[idle]
+    gone.reach, gone.error = Reach.NO_AGENT, "no agent listens there: the next `llmgw apply` starts it"
+    without = replace(
+        world.desired, nodes={name: each for name, each in world.desired.nodes.items() if name != idle}
+    )
+    for wanted, told in ((world.desired, "starts it"), (without, "forgets it")):
+        shown = status(world.record, world.observe(), now=world.now, desired=wanted)
+        (row,) = (row for row in shown.nodes if row.name == idle)
+        assert [told in problem for problem in row.problems] == [True]

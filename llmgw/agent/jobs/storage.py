@@ -3,7 +3,7 @@ fleet still needs it is the controller's to know: it names what may go.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llmgw.agent.jobs.runner import Jobs
@@ -52,7 +52,7 @@ class Storage:
         if broken := needs.get(ANYTHING_STORED):
             return replace(one, held=f"the order of shard {broken[0]} can't be read: forget that shard first")
         shards = needs.get(rest, ())
-        return replace(one, shards=shards, held=f"shard {', '.join(shards)} refers to it" if shards else "")
+        return replace(one, shards=shards, held=_referred_to(shards))
 
     def _worked_on(self, kind: str, rest: str) -> str:
         at_work = self.jobs.at_work()
@@ -62,3 +62,9 @@ class Storage:
         if kind == "tool":
             return f"{next(iter(at_work.values()))} may work with it" if at_work else ""
         return f"{at_work[rest]} works on it" if rest in at_work else ""
+
+
+def _referred_to(shards: Sequence[str]) -> str:
+    if len(shards) > 1:
+        return f"shards {', '.join(shards)} refer to it"
+    return f"shard {shards[0]} refers to it" if shards else ""

@@ -308,7 +308,7 @@ def _node(view: NodeView, record: Record, book: NodeLedger) -> NodeRow:
     reported = view.report.problems if view.report is not None else ()
     problems = (
         *((view.intruder,) if view.intruder else ()),
-        *((view.error,) if view.error else ()),
+        *_error(view),
         *(facts.problems if facts is not None else ()),
         *(f"GPU {gpu.index}: {reason}" for gpu in (facts.gpus if facts else ()) for reason in gpu.health),
         *reported,
@@ -329,6 +329,12 @@ def _node(view: NodeView, record: Record, book: NodeLedger) -> NodeRow:
         unreachable_since=known.unreachable_since if known and view.reach is Reach.UNREACHABLE else None,
         cordoned=view.desired is not None and view.desired.spec.cordon,
     )
+
+
+def _error(view: NodeView) -> tuple[str, ...]:
+    if view.reach is Reach.NO_AGENT and view.desired is None:
+        return ("its agent is gone, and Git does not name it any more: the next `llmgw apply` forgets it",)
+    return (view.error,) if view.error else ()
 
 
 def _jobs(seen: Survey, now: datetime) -> Iterator[JobRow]:
