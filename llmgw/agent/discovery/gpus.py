@@ -71,7 +71,9 @@ class GpuDiscovery:
                 break
             if found is not None:
                 await self.classes.load()
-                self._latest = self._judged(found, source)
+                judged = self._judged(found, source)
+                # Why another source had to be asked first, too: it is all that tells of a binding that has broken.
+                self._latest = replace(judged, problems=(*problems, *judged.problems))
                 await self.classes.keep()
                 return self._latest
         if self._latest.gpus:

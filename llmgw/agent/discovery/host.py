@@ -18,6 +18,8 @@ def host_facts(folders: Iterable[Path], proc: Path = Path("/proc"), etc: Path = 
     """All that needs neither GPU nor network. ``folders``: whose disks matter."""
     memory = psutil.virtual_memory()
     libc, version = platform.libc_ver()
+    problems: list[str] = []
+    found = disks(folders, problems)
     return Facts(
         hostname=socket.gethostname(),
         boot_id=boot_id(proc),
@@ -31,7 +33,8 @@ def host_facts(folders: Iterable[Path], proc: Path = Path("/proc"), etc: Path = 
         memory_available=memory.available,
         shm_total=_shm_total(),
         ephemeral_ports=_ephemeral_ports(proc),
-        disks=disks(folders),
+        disks=found,
+        problems=tuple(problems),
     )
 
 
@@ -39,12 +42,18 @@ def boot_id(proc: Path = Path("/proc")) -> str:
     return _first_line(proc / "sys" / "kernel" / "random" / "boot_id")
 
 
-def disks(folders: Iterable[Path]) -> tuple[Disk, ...]:
+def disks(folders: Iterable[Path], problems: list[str]) -> tuple[Disk, ...]:
+    """One that is there and can't be asked, as a mount whose server is gone, is a problem."""
     found = []
     for folder in folders:
         try:
             usage = shutil.disk_usage(folder)
-        except OSError:
+        except FileNotFoundError:
+            continue
+        except OSError as wrong:
+            problems.append(
+                f"looking at the disk of {folder}: {wrong.strerror}: is what is mounted there alive?"
+            )
             continue
         found.append(Disk(path=str(folder), total=usage.total, free=usage.free))
     return tuple(found)

@@ -57,6 +57,15 @@ def test_the_host_is_described(tmp_path: Path) -> None:
     assert facts.memory_total > 0
 
 
+def test_a_disk_that_cannot_be_asked_is_a_problem_and_hides_no_other(tmp_path: Path) -> None:
+    sick = tmp_path / ("x" * 300)  # refused as a dead mount is: it is not merely missing
+    facts = host_facts([sick, tmp_path])
+    assert [disk.path for disk in facts.disks] == [str(tmp_path)]
+    assert facts.problems == (
+        f"looking at the disk of {sick}: File name too long: is what is mounted there alive?",
+    )
+
+
 # ---- pretended nodes -------------------------------------------------------------------------------------
 
 GPU = Gpu(uuid="GPU-1", index=0, name="H100", gpu_class="h100-80g", memory_total=80 * 2**30)

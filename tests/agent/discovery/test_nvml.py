@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmgw.model.facts import GpuProcess
+from tests.agent.discovery import smi
 from tests.agent.discovery.nvml import HOST, Machine, build, h100
 
 GIB = 1024**3
@@ -291,3 +292,15 @@ def test_a_library_that_is_none_is_a_machine_without_gpus(tmp_path: Path) -> Non
     (tmp_path / "libnvidia-ml.so.1").write_text("not a library")
     found = Machine.at(tmp_path, tmp_path).sample()
     assert (found.gpus, found.source, found.problems) == ((), "none", ())
+
+
+def test_why_nvidia_smi_was_asked_instead_is_told(machine: Machine, tmp_path: Path) -> None:
+    answers = {" -q -x": smi.report(smi.gpu())}
+    machine.discovery.env = {**machine.discovery.env, **smi.program(tmp_path, answers)}
+    machine.tell({"0": h100()}, init="!999")
+    found = machine.sample()
+    assert (found.source, len(found.gpus), found.gpus[0].health) == ("nvidia-smi", 1, ())
+    assert len(found.problems) == 1
+    assert found.problems[0].startswith("asking for GPUs by nvml: ")
+    machine.tell({"0": h100()})
+    assert (machine.sample().source, machine.sample().problems) == ("nvml", ())
