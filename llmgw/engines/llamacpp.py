@@ -43,11 +43,16 @@ BATCHES = frozenset({"-b", "--batch-size", "-ub", "--ubatch-size"})
 LISTING = LoraListing(probe=HttpProbe(path="/lora-adapters", authorized=True), place="path")
 """By place, not by name: a request chooses one by its number."""
 
+_WEIGHTS = "write the weights in the model's spec.source"
 _ADAPTERS = "write them as adapters: in the model"
 _KEY = "the key comes from the fleet's secret: leave it out"
 _OURS = {
-    "-m": "write the weights in the model's spec.source",
-    "--model": "write the weights in the model's spec.source",
+    **dict.fromkeys(("-m", "--model"), _WEIGHTS),
+    **dict.fromkeys(("-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"), _WEIGHTS),
+    **dict.fromkeys(("-dr", "--docker-repo", "--models-dir", "--models-preset"), _WEIGHTS),
+    "--rpc": "its workers have no key, and one that is lost takes the server with it: write engine: {name: custom}, as "
+    "examples/custom-engine does",
+    "--reuse-port": "the plan gives each engine a port of its own: leave it out",
     "-a": "write the name in the model's spec.servedName",
     "--alias": "write the name in the model's spec.servedName",
     "--host": "engines bind to the node's address: write it in the node's spec.address",

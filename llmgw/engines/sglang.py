@@ -69,7 +69,8 @@ OURS: Mapping[str, str] = {
     **dict.fromkeys(("--enable-lora", "--lora-paths", "--max-loras-per-batch"), _LORA),
     **dict.fromkeys(("--max-loaded-loras", "--max-lora-rank"), _LORA),
     "--is-embedding": "write task: embed in the model",
-    **dict.fromkeys(("--ssl-keyfile", "--ssl-certfile"), _PLAIN),
+    **dict.fromkeys(("--ssl-keyfile", "--ssl-certfile", "--grpc-mode", "--smg-grpc-mode"), _PLAIN),
+    "--grpc-port": "nobody has set a port aside for it: leave it out",
 }
 _KEPT = {
     "SGLANG_HOST_IP": "it is the node's address: write that in the node's spec.address",

@@ -22,7 +22,7 @@ OURS: Mapping[str, str] = {
     "--served-model-name": _NAME,
     "--host": "engines bind to the node's address: write it in the node's spec.address",
     "--port": "the plan chooses the port from the node's spec.ports",
-    "--uds": _PLAIN,
+    **dict.fromkeys(("--uds", "--grpc"), _PLAIN),
     "--ssl-keyfile": _PLAIN,
     "--ssl-certfile": _PLAIN,
     "--root-path": "probes and clients expect /v1 at the root: leave it out",

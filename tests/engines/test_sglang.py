@@ -35,6 +35,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("spec.args[0]: llmgw decides about --tp, which stands for --tp-size,", {"args": ("--tp", "2")}),
     ("spec.args[0]: llmgw decides about --admin-api-key", {"args": ("--admin-api-key", "x")}),
     ("spec.args[0]: llmgw decides about --mem-fraction-static", {"args": ("--mem-fraction-static=0.8",)}),
+    ("spec.args[0]: llmgw decides about --grpc-mode itself", {"args": ("--grpc-mode",)}),
     ("spec.env.HOST_IP", {"env": {"HOST_IP": "1.2.3.4"}}),
 ]
 

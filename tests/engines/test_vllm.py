@@ -95,6 +95,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         "spec.args: requests come to the first of 2 nodes only",
         {**TWO_NODES, "args": ("--data-parallel-hybrid-lb",)},
     ),
+    ("spec.args[0]: llmgw decides about --grpc itself", {"args": ("--grpc",)}),
     ("spec.args[0]: llmgw decides about --config", {"args": ("--config", "x.yaml")}),
     ("spec.env.VLLM_PORT", {"env": {"VLLM_PORT": "tcp://10.0.0.1:80"}}),
     ("spec.env.VLLM_HOST_IP", {"env": {"VLLM_HOST_IP": "1.2.3.4"}}),
