@@ -130,13 +130,37 @@ async def _look(order: StoredOrder, around: Surroundings, secrets: Mapping[str, 
     running = tuple(one for one in found.values() if isinstance(one, Running))
     engine = found.get(ENGINE)
     if isinstance(engine, Running):
-        return Adoption(order=order, events=(Adopted(),), running=running, secrets=secrets)
+        lost = [
+            await _lost_sidecar(order, found, process, around, secrets) for process in order.spec.processes
+        ]
+        events: tuple[Event, ...] = (Adopted(), *(one for one in lost if one is not None))
+        return Adoption(order=order, events=events, running=running, secrets=secrets)
     recorded = next((one for one in order.processes if one.process == ENGINE), None)
     evidence = autopsy.NOTHING_SEEN
     if engine is not None and recorded is not None:
         evidence = await around.evidence(engine, recorded, order.spec)
-    events = _without_engine(order, engine, around, secrets, evidence)
-    return Adoption(order=order, events=events, running=running, secrets=secrets)
+    ended = _without_engine(order, engine, around, secrets, evidence)
+    return Adoption(order=order, events=ended, running=running, secrets=secrets)
+
+
+async def _lost_sidecar(
+    order: StoredOrder,
+    found: Mapping[str, Running | Exit | None],
+    process: Process,
+    around: Surroundings,
+    secrets: Mapping[str, str],
+) -> Exited | None:
+    """The end, unseen, of one that the engine can't do without. All were started before it."""
+    seen = found[process.name]
+    recorded = next((one for one in order.processes if one.process == process.name), None)
+    if process.optional or isinstance(seen, Running) or (seen is None and recorded is None):
+        return None
+    exit_ = seen or Exit(
+        at=around.clock.now(), process=process.name, detail="nothing is known of it after the agent's restart"
+    )
+    evidence = await around.evidence(exit_, recorded, order.spec) if recorded else autopsy.NOTHING_SEEN
+    output = around.logs.since(order.spec.shard, process.name, 0, most=autopsy.READ)
+    return Exited(exit=autopsy.explain(exit_, autopsy.mask(output, secrets.values()), evidence))
 
 
 async def _secrets(order: StoredOrder, around: Surroundings) -> Mapping[str, str] | None:

@@ -90,6 +90,30 @@ def test_one_that_died_unseen_is_recorded_with_its_exit_and_restarted_by_policy(
     on_node(story)
 
 
+@pytest.mark.parametrize("optional", [False, True])
+def test_a_sidecar_that_died_unseen_fails_the_shard_unless_it_is_optional(*, optional: bool) -> None:
+    async def story(rig: Rig) -> None:
+        first = await rig.agent()
+        launch = spec(sidecars=(Process(name="ray", argv=("ray",), optional=optional),))
+        await first.start(start(launch))
+        await rig.reaches(launch, "ready")
+        await killed(first)
+        sidecar, engine = rig.node.living()
+        assert sidecar.order.process == "ray"
+        rig.node.end(sidecar, 7, None)
+        await rig.agent()
+        if optional:
+            assert (await rig.reaches(launch, "ready")).pid == engine.pid
+            assert len(rig.node.starts) == 2
+            return
+        report = await rig.reaches(launch, "backoff")
+        assert report.last_error.startswith("ray exited by itself with code 7")
+        assert not rig.node.living()
+        await rig.reaches(launch, "ready")
+
+    on_node(story)
+
+
 def test_a_half_done_stop_is_finished_by_the_next_agent() -> None:
     async def story(rig: Rig) -> None:
         first = await rig.agent()
