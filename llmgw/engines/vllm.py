@@ -73,7 +73,7 @@ class Vllm:
                     instead="leave it out where others reach the node's address",
                 )
             )
-        return tuple(found)
+        return (*found, *limits.copies_apart(model))
 
     def weights(self, model: DesiredModel) -> str | None:
         return weights.weights_digest(model.spec.source)

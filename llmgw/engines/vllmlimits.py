@@ -104,6 +104,19 @@ def server_problems(model: DesiredModel) -> Iterator[Problem]:
         )
 
 
+def copies_apart(model: DesiredModel) -> Iterator[Problem]:
+    """Copies without experts meet each by itself, but all are told the same address to meet at (0.33.0: init_distributed_environment
+    of vllm/distributed/parallel_state.py)."""
+    parallel, per_node = model.profile.parallel, model.profile.gpus.per_node
+    one = parallel.tensor * parallel.pipeline * context(model)
+    if parallel.data > 1 and 0 < per_node < one:
+        yield Problem(
+            what=f"spec.parallel.data: each of {parallel.data} copies spans {one // per_node} nodes, which vLLM does for mixtures "
+            "of experts only",
+            instead="for other models write data: 1 and more replicas in the model",
+        )
+
+
 def _ray_problems(profile: ProfileSpec) -> Iterator[Problem]:
     if profile.nodes == 1:
         yield Problem(

@@ -353,6 +353,18 @@ def test_routes_that_open_without_a_key_are_warned_of() -> None:
     assert "without a key" in warning.what
 
 
+def test_copies_that_span_nodes_are_warned_of() -> None:
+    spanning: dict[str, Any] = {
+        "gpus": Gpus(per_node=8),
+        "nodes": 4,
+        "parallel": Parallel(tensor=8, pipeline=2, data=2),
+    }
+    (warning,) = VLLM_ADAPTER.warnings(a_model(**spanning))
+    assert warning.what.startswith("spec.parallel.data: each of 2 copies spans 2 nodes")
+    assert VLLM_ADAPTER.warnings(a_model(**COPIES)) == ()
+    assert problems(a_model(**spanning)) == []
+
+
 def test_ray_comes_with_the_engine_only_where_it_is_used() -> None:
     node = on(ib_pair(), a_model(**TWO_NODES)).nodes["gpu01"]
     for launch, packages in (("mp", ("vllm==0.33.0",)), ("ray", ("vllm==0.33.0", "ray[client]==2.60.0"))):
