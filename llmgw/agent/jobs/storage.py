@@ -25,14 +25,19 @@ class Storage:
         return tuple(self._with_reasons(one) for one in found)
 
     async def collect(self, names: Iterable[str]) -> tuple[tuple[Stored, ...], tuple[Stored, ...]]:
-        """What was removed and what was kept; no job is ordered meanwhile. Raises StalledError when the disk refuses."""
+        """What was removed and what was kept; no job is ordered meanwhile. Removing takes long, and shards are ordered meanwhile:
+        each is asked for once more when its turn comes. Raises StalledError when the disk refuses."""
         wanted = frozenset(names)
         async with self.jobs.resting():
             asked = [one for one in await self.stored() if one.name in wanted]
-            going = [one for one in asked if not one.held]
-            for one in going:
-                await asyncio.to_thread(self._remove, one)
-            return tuple(going), tuple(one for one in asked if one.held)
+            removed, kept = [], []
+            for one in map(self._with_reasons, asked):
+                if one.held:
+                    kept.append(one)
+                else:
+                    await asyncio.to_thread(self._remove, one)
+                    removed.append(one)
+            return tuple(removed), tuple(kept)
 
     def _remove(self, one: Stored) -> None:
         try:

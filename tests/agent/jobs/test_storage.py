@@ -109,6 +109,21 @@ def test_what_a_shard_refers_to_stays_whoever_asks(tmp_path: Path) -> None:
     run(main)
 
 
+def test_what_a_shard_has_come_to_refer_to_while_others_were_removed_stays(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    first, second = world.engine(A), world.weights(B)
+    needs = {B: (SHARD,)}
+    storage = Storage(jobs=world.jobs, needs=lambda: {} if first.exists() else needs)
+
+    async def main() -> None:
+        removed, kept = await storage.collect((f"engine/{A}", f"weights/{B}"))
+        assert [one.name for one in removed] == [f"engine/{A}"]
+        assert [one.held for one in kept] == [f"shard {SHARD} refers to it"]
+        assert second.exists()
+
+    run(main)
+
+
 def test_an_order_that_cannot_be_read_may_refer_to_anything(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.engine(A)
