@@ -17,6 +17,9 @@ if [ "${#models[@]}" -gt 0 ]; then
 fi
 git diff --cached --quiet || git commit --quiet -m "Stop the demo"
 llmgw apply --yes --allow-prune
-node=$(grep -lE '^kind: Node' manifests/*.yaml | head -n 1)
-llmgw node stop-agent "$(sed -n 's/^ *name: *\([a-z0-9.-]*\).*/\1/p' "$node" | head -n 1)"
+node=$(grep -lE '^kind: Node' manifests/*.yaml | head -n 1 || true)
+# None is left where somebody has removed the node by hand, and its agent with it.
+if [ -n "$node" ]; then
+  llmgw node stop-agent "$(sed -n 's/^ *name: *\([a-z0-9.-]*\).*/\1/p' "$node" | head -n 1)"
+fi
 echo "Stopped. What is left lies in $demo; to remove it: rm -rf '$demo'"
