@@ -7,7 +7,7 @@ import shlex
 import shutil
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -21,6 +21,7 @@ from llmgw.agent.jobs.files import (
     in_thread,
     remove_tree,
     require_space,
+    sync_disk,
     write_marker,
 )
 from llmgw.agent.jobs.helptext import Asker, Heard, filled_in
@@ -38,7 +39,7 @@ MIN_SPACE = 64 * 1024 * 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installer:
     """``runtime`` is the directory with llmgw's own programs; ``env`` the base environment of pip, which also says which
-    proxy to use."""
+    proxy to use. ``settle`` brings what was made onto the disk, so that no marker outlives it in a power failure."""
 
     engines: Path
     runtime: Path
@@ -46,6 +47,7 @@ class Installer:
     python: str | None = None
     reserve: int = RESERVE
     engine_user: str | None = None
+    settle: Callable[[Path], None] = sync_disk
 
     def complete(self, spec: InstallSpec) -> bool:
         return engine_complete(self.engines, spec)
@@ -65,6 +67,8 @@ class Installer:
                 await asyncio.to_thread(remove_tree, temporary)
             temporary.mkdir(mode=0o700, exist_ok=True)
             await self._build(spec, folder, temporary, progress, doing)
+            progress.say("writing it to the disk")
+            await asyncio.to_thread(self.settle, folder)
             done = True
         except OSError as wrong:
             raise disk_refused(doing, folder, wrong) from wrong

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from llmgw.agent.jobs.doer import Progress
 from llmgw.agent.jobs.environments import make_environment, pip_install
-from llmgw.agent.jobs.files import read_marker, remove_tree, require_space, write_marker
+from llmgw.agent.jobs.files import read_marker, remove_tree, require_space, sync_disk, write_marker
 from llmgw.agent.jobs.pip import pip_environment, require_wheel_dir
 from llmgw.agent.jobs.targets import TOOLS
 from llmgw.model import ids
@@ -65,6 +65,7 @@ async def _make(
         made = pip_environment(env, index_url=spec.index_url, wheel_dir=spec.wheel_dir, temporary=temporary)
         await make_environment(folder, python=python, with_pip=True, env=made, progress=progress)
         await pip_install(folder, (spec.tool,), env=made, progress=progress, doing=doing)
+        await asyncio.to_thread(sync_disk, folder)
     finally:
         await asyncio.to_thread(remove_tree, temporary)
     write_marker(Tool(requirement=spec.tool), folder / MARKER)

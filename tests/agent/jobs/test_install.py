@@ -13,9 +13,9 @@ import pytest
 
 from llmgw.agent.jobs.commands import run_command
 from llmgw.agent.jobs.doer import Progress
-from llmgw.agent.jobs.files import NoSpaceError
+from llmgw.agent.jobs.files import NoSpaceError, sync_disk
 from llmgw.agent.jobs.install import Installer, install_program
-from llmgw.agent.jobs.targets import DiskTargets
+from llmgw.agent.jobs.targets import ENGINE_MARKER, DiskTargets
 from llmgw.model.launch import HelpSpec, InstallSpec, Program
 from llmgw.model.problems import StalledError
 from tests.agent.agents import install_spec, until
@@ -167,6 +167,30 @@ def test_a_program_that_this_agent_does_not_have_asks_for_an_upgrade(tmp_path: P
 def test_an_engine_is_never_a_path(tmp_path: Path, changes: dict[str, str]) -> None:
     with pytest.raises(StalledError, match="only letters"):
         installer(tmp_path).complete(install_spec(**changes))
+
+
+def test_an_engine_is_on_the_disk_before_it_is_marked_whole(tmp_path: Path) -> None:
+    """A marker that outlives a power failure would vouch for files that do not."""
+    seen: list[tuple[bool, bool]] = []
+
+    def settle(folder: Path) -> None:
+        sync_disk(folder)
+        seen.append(((folder / "bin" / "a-tool").exists(), (folder / ENGINE_MARKER).exists()))
+
+    doer, spec = installer(tmp_path, settle=settle), with_program()
+    run(doer.run(spec, Progress()))
+    assert seen == [(True, False)]
+    assert doer.complete(spec)
+
+
+def test_an_engine_that_cannot_be_brought_onto_the_disk_is_not_marked_whole(tmp_path: Path) -> None:
+    def settle(folder: Path) -> None:
+        sync_disk(folder / "nowhere")
+
+    doer, spec = installer(tmp_path, settle=settle), with_program()
+    with pytest.raises(StalledError, match="see to the node's disk"):
+        run(doer.run(spec, Progress()))
+    assert not doer.complete(spec)
 
 
 def test_a_half_made_engine_is_made_anew(tmp_path: Path) -> None:
