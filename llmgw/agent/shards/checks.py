@@ -113,6 +113,8 @@ async def _gpus(spec: LaunchSpec, present: tuple[Gpu, ...]) -> str | None:
         gpu = by_uuid.get(uuid)
         if gpu is None:
             return f"GPU {uuid} is not there; {len(present)} others are"
+        if any(one.parent == uuid for one in present):  # by its number CUDA would take the first of them
+            return f"GPU {uuid} is split into MIG instances by now"
         if gpu.health:
             return f"GPU {uuid} is not healthy: {'; '.join(gpu.health)}"
         if uuid in spec.expect.gpus and (held := _held(gpu, claims.get(uuid), spec.shard)):

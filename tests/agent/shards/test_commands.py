@@ -176,6 +176,20 @@ def test_what_the_plan_expected_is_checked_before_exec_and_named(expect: Expect,
     on_node(story, gpus=(gpu(0), gpu(1, health=("pending remap",))))
 
 
+def test_a_gpu_that_was_split_since_the_plan_is_not_taken_for_whole() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec(expect=Expect(gpus=("GPU-0",)))
+        await shards.start(start(launch))
+        report = await rig.reaches(launch, "failed")
+        assert report.reason == "mismatch: GPU GPU-0 is split into MIG instances by now"
+        part = spec(model="part", port=18001, expect=Expect(gpus=("MIG-1",)))
+        await shards.start(start(part))
+        await rig.reaches(part, "ready")
+
+    on_node(story, gpus=(gpu(0), replace(gpu(0), uuid="MIG-1", parent="GPU-0")))
+
+
 def test_a_gpu_that_somebody_holds_whom_the_driver_does_not_name_is_not_taken_for_free() -> None:
     """In a container the processes outside it are not named."""
 
