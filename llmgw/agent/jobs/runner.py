@@ -228,6 +228,11 @@ class Jobs:
             job.report = replace(job.report, state=JobState.DONE.value, ended=self._clock.now())
             job.ended.set()
             self._jobs[spec.job] = job
+            if found is None or found.report.state != JobState.DONE.value:
+                # Shards wait for it again after a reboot, perhaps before its disk is mounted.
+                with suppress(StalledError):
+                    await self._save(job)
+                await self._drop_oldest()
             return job.report
         self._jobs[spec.job] = job
         try:

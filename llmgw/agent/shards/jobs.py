@@ -42,8 +42,8 @@ async def await_jobs(spec: LaunchSpec, around: Surroundings, tell: Callable[[Eve
 
 
 def _to_wait_for(spec: LaunchSpec, around: Surroundings) -> tuple[JobId, ...]:
-    """A job that nobody remembers any more is no obstacle when what it was to bring is there: of an engine that was there
-    already no job is kept over an agent's restart, and old ones are dropped."""
+    """A job that nobody remembers any more is no obstacle when what it was to bring is there: old ones are dropped, and their
+    files may break."""
     here = {digest[:BRINGS] for digest in _here(spec, around)}
     return tuple(
         job for job in spec.needs if around.jobs.state(job) is not None or job.rpartition("-")[2] not in here

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from llmgw.agent.jobs.doer import Progress
 from llmgw.agent.jobs.fakes import FakeDoer, FakeTargets
 from llmgw.agent.jobs.runner import KEPT, Jobs
 from llmgw.agent.journal import Journal, MemoryJournalStore
@@ -228,6 +229,33 @@ def test_a_machine_that_was_off_for_days_has_taken_no_time_from_its_jobs() -> No
             assert jobs.reports()[0].started == started
             await jobs.close()
         assert world.store.lines[-1].count(b"resumed after the machine was rebooted") == 1
+
+    run(main)
+
+
+def test_a_job_whose_target_was_there_already_is_known_to_the_next_agent_too() -> None:
+    world = World()
+
+    async def main() -> None:
+        await world.doer.run(install_spec(), Progress())
+        assert (await world.jobs().install(install_spec())).state == "done"
+        second = world.jobs()
+        await second.adopt()
+        report = second.state(INSTALL)
+        assert report is not None
+        assert report.state == "done"
+        assert world.doer.runs == [INSTALL]
+
+    run(main)
+
+
+def test_a_job_whose_target_was_there_already_is_done_on_a_full_disk_too() -> None:
+    world = World()
+
+    async def main() -> None:
+        await world.doer.run(install_spec(), Progress())
+        world.disk.refuses = "No space left on device"
+        assert (await world.jobs().install(install_spec())).state == "done"
 
     run(main)
 

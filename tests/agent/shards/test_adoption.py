@@ -284,7 +284,7 @@ def test_jobs_that_nobody_remembers_are_no_obstacle_when_what_they_brought_is_th
 
 
 def test_a_job_that_nobody_remembers_is_no_obstacle_beside_one_that_is_remembered() -> None:
-    """An engine that was there already leaves no job on the disk; the weights, fetched for this model, do."""
+    """The engine's, older by hundreds of jobs, is dropped; the weights, fetched for this model, leave one."""
 
     async def story(rig: Rig) -> None:
         rig.jobs.engines["e" * 64] = "/engines/e"
