@@ -80,7 +80,9 @@ def test_how_an_engine_ended_is_shown_as_long_as_it_does_not_run_again() -> None
     world = world_of_two()
     state = world.nodes["gpu01"]
     (key,) = state.shards
-    exit_ = Exit(at=world.now, code=1, traceback="Traceback:\n  File\nValueError: no", last_lines=("see above",))
+    exit_ = Exit(
+        at=world.now, code=1, traceback="Traceback:\n  File\nValueError: no", last_lines=("see above",)
+    )
     for over, told in (
         (exit_, ("Traceback:", "  File", "ValueError: no")),
         (replace(exit_, traceback=""), ("see above",)),

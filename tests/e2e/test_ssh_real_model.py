@@ -138,11 +138,11 @@ def what_fails_is_told(road: SshRoad, canary: Canary) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(wrong)], check=True)
     canary.secrets = {**canary.secrets, **lines_of(wrong)}
     road.write_node(host, identity={"fromFile": str(wrong)})
-    write_profile(road, context=1024, args=["--no-such-flag"], restart={"giveUpAfter": 1})
+    write_profile(road, context=1024, args=["--pooling", "no-such-kind"], restart={"giveUpAfter": 1})
     road.commit("Two things that are wrong")
     failed = road.llmgw("apply", "--yes", expect=5)
     learn_keys(road.rig, canary)
-    assert "no-such-flag" in failed
+    assert "no-such-kind" in failed
     assert host.name in failed
     road.write_node(host)
     write_profile(road, context=1024)

@@ -252,4 +252,7 @@ def test_an_engine_has_every_signal_as_the_kernel_gives_it(tmp_path: Path) -> No
     assert bench.run(bench.order("cat", "/proc/self/status")) == {"ok": True}
     assert bench.ended()["code"] == 0
     told = dict(line.split(":", 1) for line in bench.log.read_text().splitlines())
-    assert [int(told[name], 16) for name in ("SigBlk", "SigIgn", "SigCgt")] == [0, 0, 0]
+    own = (
+        1 << 31 | 1 << 32
+    )  # 32 and 33 are the C library's, which lets nobody set them: make starts its children without
+    assert [int(told[name], 16) & ~own for name in ("SigBlk", "SigIgn", "SigCgt")] == [0, 0, 0]
