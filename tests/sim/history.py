@@ -24,7 +24,7 @@ from tests.sim.loop import DeadlockError, VirtualLoop, run
 from tests.sim.world import LAST_ACTIONS, World
 
 PASSES = 160
-"""Forty minutes: a broken spec is tried three times before it is given up, and a failed job rests for five minutes."""
+"""Forty minutes: a broken spec is tried three times before it is given up, and a failed job rests for a minute."""
 STAYS = 120.0
 """Seconds that peace must last to be believed: an engine that exits now and then is well in between."""
 QUIET = 900.0

@@ -27,7 +27,7 @@ BOOTSTRAP_WITHIN = 600.0
 """Seconds to install and start an agent: uploading some 30 MB over a slow line."""
 COMMAND_WITHIN = 30.0
 """Seconds for an agent to answer a command; what the command sets going takes its own time."""
-JOB_RETRY = timedelta(minutes=5)
+JOB_RETRY = timedelta(minutes=1)
 """A failed job is tried again after this: a mirror that was down may be back."""
 
 _WHY_WAIT = {
@@ -67,7 +67,9 @@ def lacking(jobs: Iterable[Job]) -> str:
 
 def job_failed(job: Job) -> str:
     error = job.report.error if job.report is not None else ""
-    return f"{job.spec.job} on {job.node} failed: {error or 'no reason given'}; it is tried again after 5 minutes"
+    return (
+        f"{job.spec.job} on {job.node} failed: {error or 'no reason given'}; it is tried again after a minute"
+    )
 
 
 @dataclass(slots=True)
