@@ -230,34 +230,43 @@ async def _close(agent: Agent, adopting: "asyncio.Task[None]") -> None:
     await agent.service.close()
 
 
+def this_holder(places: Layout, settings: AgentSettings) -> Holder:
+    """As the lock of the work directory names who has it: this process."""
+    start = proc.stat(os.getpid())
+    return Holder(
+        pid=os.getpid(),
+        start=start.start if start else 0,
+        version=__version__,
+        settings=settings.digest(pretended_bytes(places) if settings.pretends else b""),
+    )
+
+
+def this_agent(settings: AgentSettings, clock: Clock) -> AgentInfo:
+    """As this process names itself in reports."""
+    return AgentInfo(
+        version=__version__,
+        protocol=PROTOCOL,
+        fleet=settings.fleet,
+        node=settings.node,
+        boot_id=proc.boot_id(),
+        pid=os.getpid(),
+        started=clock.now(),
+        user=getpass.getuser(),
+    )
+
+
 def daemon(work: Path, own_env: Mapping[str, str]) -> int:
     """``llmgw-agent daemon``. Exit code 1 with the reason on standard error when it can't run."""
     os.umask(0o022)  # what jobs bring is for other users' engines too; what is secret gets its own mode
     settings = read_settings(work)
     places = layout(work, settings)
     make_folders(places)
-    start = proc.stat(os.getpid())
-    holder = Holder(
-        pid=os.getpid(),
-        start=start.start if start else 0,
-        version=__version__,
-        settings=settings.digest(pretended_bytes(places) if settings.pretends else b""),
-    )
     clock = SystemClock()
-    with only_agent(work, holder):
+    with only_agent(work, this_holder(places, settings)):
         redactor = Redactor(secret_values((*own_env.items(), *settings.env.items())))
         log_to(places.log, redactor)
         LOG.info("agent %s of node %s started, pid %s", __version__, settings.node, os.getpid())
-        info = AgentInfo(
-            version=__version__,
-            protocol=PROTOCOL,
-            fleet=settings.fleet,
-            node=settings.node,
-            boot_id=proc.boot_id(),
-            pid=os.getpid(),
-            started=clock.now(),
-            user=getpass.getuser(),
-        )
+        info = this_agent(settings, clock)
         try:
             asyncio.run(
                 _main(places, settings, own_env=own_env, clock=clock, info=info, learn=redactor.learn)

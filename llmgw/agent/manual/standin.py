@@ -2,14 +2,12 @@
 own parts for as long as that command takes, under the agent's lock."""
 
 import getpass
-import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmgw import __version__
-from llmgw.agent.daemon import assemble, job_environment
+from llmgw.agent.daemon import assemble, job_environment, this_agent, this_holder
 from llmgw.agent.discovery.commands import looking_environment
 from llmgw.agent.discovery.gpus import GpuDiscovery
 from llmgw.agent.discovery.survey import Survey
@@ -20,7 +18,7 @@ from llmgw.agent.lock import only_agent
 from llmgw.agent.logsink import log_to, secret_values
 from llmgw.agent.policy import PolicyFile, policy_path
 from llmgw.agent.seams import Running
-from llmgw.agent.settings import Layout, layout, make_folders, pretended_bytes, read_settings
+from llmgw.agent.settings import Layout, layout, make_folders, read_settings
 from llmgw.agent.shards import adoption, autopsy, proc, reports
 from llmgw.agent.shards.keeper import Shards
 from llmgw.agent.shards.logs import LogBook
@@ -31,11 +29,11 @@ from llmgw.model.facts import Facts
 from llmgw.model.ids import ShardId
 from llmgw.model.launch import ENGINE
 from llmgw.model.problems import StalledError
-from llmgw.model.report import AgentInfo, ShardReport
+from llmgw.model.report import ShardReport
 from llmgw.redaction import Redactor
 from llmgw.wire import codec
-from llmgw.wire.messages import PROTOCOL, LogLine
-from llmgw.wire.setup import AgentSettings, Holder
+from llmgw.wire.messages import LogLine
+from llmgw.wire.setup import AgentSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,32 +153,16 @@ def _to_nobody(_: str) -> None:
 async def standing_in(
     work: Path, own_env: Mapping[str, str], shard: ShardId, *, starts: bool
 ) -> AsyncIterator[Shards]:
-    """``starts``: its jobs are looked for as well. The agent's own parts, with one shard in their hands. No agent can start meanwhile; engines outlive this as they
-    outlive an agent."""
+    """The agent's own parts, with one shard in their hands. No agent can start meanwhile; engines outlive this as they
+    outlive an agent. ``starts``: its jobs are looked for as well."""
     settings = read_settings(work)
     places = layout(work, settings)
     make_folders(places)
-    start = proc.stat(os.getpid())
-    holder = Holder(
-        pid=os.getpid(),
-        start=start.start if start else 0,
-        version=__version__,
-        settings=settings.digest(pretended_bytes(places) if settings.pretends else b""),
-    )
     clock = SystemClock()
-    with only_agent(work, holder):
+    with only_agent(work, this_holder(places, settings)):
         redactor = Redactor(secret_values((*own_env.items(), *settings.env.items())))
         log_to(places.log, redactor)
-        info = AgentInfo(
-            version=__version__,
-            protocol=PROTOCOL,
-            fleet=settings.fleet,
-            node=settings.node,
-            boot_id=proc.boot_id(),
-            pid=os.getpid(),
-            started=clock.now(),
-            user=getpass.getuser(),
-        )
+        info = this_agent(settings, clock)
         agent = assemble(places, settings, own_env=own_env, clock=clock, info=info, learn=redactor.learn)
         if starts:
             await agent.jobs.adopt()
