@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import llmgw
 from llmgw import __version__
@@ -288,3 +289,11 @@ async def _main(
 ) -> None:
     agent = assemble(places, settings, own_env=own_env, clock=clock, info=info, learn=learn)
     await run(agent, places.work, manager=ServiceManager(own_env))
+    leave()
+
+
+def leave() -> NoReturn:
+    """Ends the process from within its loop. A loop that is closed while a shim is still being started, or a child still
+    hangs in a driver, has Python complain of each of them; nothing of the agent is left to be ended."""
+    logging.shutdown()
+    os._exit(0)

@@ -206,6 +206,22 @@ asyncio.run(main())
     assert time.monotonic() - begun < 20  # the thread: 60
 
 
+def test_an_end_in_the_middle_of_starting_a_child_is_not_told_as_a_fault(tmp_path: Path) -> None:
+    """Closing a loop whose child still runs makes Python write a traceback into the agent's log."""
+    code = """
+import asyncio
+from llmgw.agent.daemon import leave
+async def main():
+    child = await asyncio.create_subprocess_exec("sleep", "3", stdin=asyncio.subprocess.PIPE)
+    leave()
+asyncio.run(main())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], check=False, timeout=30, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_the_socket_answers_while_what_an_earlier_agent_left_is_still_being_claimed(tmp_path: Path) -> None:
     """``hello`` at once, everything else once all is claimed."""
 
