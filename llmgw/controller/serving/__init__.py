@@ -1,0 +1,1 @@
+"""`llmgw serve` and `llmgw sync`: passes without a person beside them."""
