@@ -5,6 +5,7 @@ Sizes are bytes. Health is a list of reasons, never a bare boolean: empty means 
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
+from datetime import datetime
 from typing import Any
 
 from llmgw.model.localpolicy import LocalPolicy
@@ -19,6 +20,17 @@ class GpuProcess:
     memory: int | None = None  # None: the driver does not tell
     command: str = ""
     shard: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Xid:
+    """An error that the driver has told the kernel of, the last of its number for this GPU since boot, and how often it
+    came. ``at`` may be off by seconds."""
+
+    number: int
+    at: datetime
+    text: str
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +55,7 @@ class Gpu:
     ecc_aggregate: int | None = None  # in the GPU's whole life
     health: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what is odd about it, and no reason against using it
+    xids: tuple[Xid, ...] = ()  # of the last day
     processes: tuple[GpuProcess, ...] = ()
 
 
@@ -175,5 +188,12 @@ class Facts:
 def _stable_gpu(gpu: Gpu) -> Gpu:
     """Errors that matter are among its health's reasons."""
     return replace(
-        gpu, memory_used=0, memory_free=None, processes=(), ecc_volatile=None, ecc_aggregate=None, notes=()
+        gpu,
+        memory_used=0,
+        memory_free=None,
+        processes=(),
+        ecc_volatile=None,
+        ecc_aggregate=None,
+        notes=(),
+        xids=(),
     )

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from llmgw.controller.repo.layout import Endpoints, Head  # noqa: E402 - the path above makes it importable
+from llmgw.core.show.status import Status  # noqa: E402
 from llmgw.manifests import reference  # noqa: E402
 from llmgw.model.manifest import KINDS  # noqa: E402
 from llmgw.model.plan import Plan  # noqa: E402
@@ -157,6 +158,12 @@ def schemas() -> dict[str, str]:
             "Plan",
             "What `llmgw plan --json` prints and `llmgw plan --out` writes.",
             Plan,
+            first={"formatVersion": version},
+        ),
+        "status.schema.json": _document(
+            "Status",
+            "What `llmgw status --json` prints: the record and the nodes' reports side by side.",
+            Status,
             first={"formatVersion": version},
         ),
         "record.schema.json": _document(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from llmgw.core.amounts import at, plural, ranges, size, span
 from llmgw.core.show.status import JobRow, ModelRow, NodeRow, ReplicaRow, Status
+from llmgw.model.alerts import Alert, Severity
 from llmgw.model.problems import Problem, Where
 
 _SIGNS = {"ready": "+", "failed": "!", "unknown": "!", "missing": "!", "backoff": "~", "unreachable": "!"}
@@ -26,6 +27,8 @@ def status_text(status: Status, *, paint: Callable[[str, str], str] = _plain) ->
     if status.jobs:
         rows = [_job(row) for row in status.jobs]
         lines += ["", *_table(("JOB", "NODE", "STATE", "PROGRESS", "WHAT"), rows, paint)]
+    if status.alerts:
+        lines += ["", *_alerts(status.alerts, paint)]
     return "\n".join(lines) + "\n"
 
 
@@ -140,6 +143,22 @@ def _job(row: JobRow) -> tuple[str, ...]:
     left = f", {span(row.left)} left" if row.left is not None else ""
     what = f"{row.description}: {row.error}" if row.error else row.description
     return (row.job, row.node, row.state, f"{done}{total}{rate}{left}".strip(), what)
+
+
+def _alerts(alerts: Sequence[Alert], paint: Callable[[str, str], str]) -> list[str]:
+    """What is wrong, and below each what helps."""
+    head = ("ALERT", "SEVERITY", "OF", "SINCE")
+    cells = [
+        (each.kind.value, each.severity.value, each.address, at(each.since) if each.since is not None else "")
+        for each in alerts
+    ]
+    widths = _widths(head, cells)
+    lines = [_line(head, widths)]
+    for each, cell in zip(alerts, cells, strict=True):
+        lines.append(paint(_line(cell, widths), "!" if each.severity is Severity.CRITICAL else "~"))
+        lines.append(f"    {each.text}")
+        lines += [f"    {each.do}"] if each.do else []
+    return lines
 
 
 def _table(

@@ -7,9 +7,11 @@ from datetime import datetime
 
 from llmgw.core.place.claims import NodeLedger, ledgers
 from llmgw.core.record.news import NO_WISHES
+from llmgw.core.seen.alerts import raised
 from llmgw.core.seen.cautions import cautions, clock_caution
 from llmgw.core.seen.condition import Condition, Health, changed, condition
 from llmgw.core.seen.survey import NodeView, SeenShard, Survey, survey
+from llmgw.model.alerts import Alert
 from llmgw.model.desired import Desired
 from llmgw.model.record import ModelRecord, Record, ReplicaRecord
 from llmgw.model.report import Observed, Reach, ShardReport, ShardState
@@ -125,6 +127,7 @@ class Status:
     replicas: tuple[ReplicaRow, ...] = ()
     nodes: tuple[NodeRow, ...] = ()
     jobs: tuple[JobRow, ...] = ()
+    alerts: tuple[Alert, ...] = ()  # the worst first
 
 
 def status(record: Record, observed: Observed, *, now: datetime, desired: Desired | None = None) -> Status:
@@ -146,6 +149,7 @@ def status(record: Record, observed: Observed, *, now: datetime, desired: Desire
         replicas=tuple(sorted(rows, key=lambda row: (row.model, row.ordinal, row.replica))),
         nodes=tuple(_node(view, record, books[view.name]) for view in seen.nodes.values()),
         jobs=tuple(_jobs(seen, now)),
+        alerts=raised(record, seen),
     )
 
 
