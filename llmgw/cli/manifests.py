@@ -16,7 +16,7 @@ from llmgw.cli.main import Asked, fleet_options
 from llmgw.model.manifest import Manifests
 from llmgw.model.problems import InvalidError, Problem
 
-DOCUMENTS = ("fleet", "node", "profile", "model", "plan", "record", "endpoints")
+DOCUMENTS = ("fleet", "node", "profile", "model", "settings", "plan", "record", "endpoints")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ def _summary(counts: Mapping[str, int]) -> str:
 @click.command(short_help="Print the JSON Schema of a kind.")
 @click.argument("kind", type=click.Choice(DOCUMENTS, case_sensitive=False))
 def schema(kind: str) -> None:
-    """Print the JSON Schema (2020-12) of a KIND of manifest, or of the JSON that llmgw writes.
+    """Print the JSON Schema (2020-12) of a KIND of manifest, of llmgw.yaml (settings), or of the JSON that llmgw writes.
 
     \b
     llmgw schema model > model.schema.json

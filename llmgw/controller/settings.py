@@ -5,13 +5,15 @@ import pwd
 import re
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from llmgw.controller.repo.refs import branch_ref, repository_path
 from llmgw.controller.repo.remote import Remote, remote_of
+from llmgw.controller.serving import configuration
+from llmgw.controller.serving.configuration import Serving
 from llmgw.manifests import yamltext
 from llmgw.model.ids import digest
 from llmgw.model.problems import InvalidError, Problem, Where
@@ -37,6 +39,7 @@ NAMES = (
 )
 """As written in llmgw.yaml. The flag is ``--state-ref``, the variable ``LLMGW_STATE_REF``."""
 
+KNOWN = (*NAMES, *configuration.NAMES)
 LATER = ("verify",)  # validated, and refused rather than ignored
 
 
@@ -59,6 +62,7 @@ class Settings:
     lock_timeout: float  # seconds
     work_tree: Path | None  # top of the manifests' work tree, when it is on this machine
     file: Path | None  # the llmgw.yaml that was read
+    serving: Serving = Serving()  # whom `llmgw serve` answers and tells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +108,8 @@ def load_settings(
     if reader.problems:
         raise InvalidError(tuple(reader.problems))
     assert settings is not None
-    return settings
+    parts = {name: written[name].value for name in configuration.NAMES if name in written}
+    return replace(settings, serving=configuration.serving(parts))
 
 
 def enclosing_repository(start: Path) -> Path | None:
@@ -324,16 +329,17 @@ def _parsed(file: Path, data: bytes) -> dict[str, _Given]:
             problems.append(problem)
         else:
             given[key] = _Given(value=value, base=file.parent, source=str(file), where=where)
+    problems += configuration.problems(str(file), document)
     if problems:
         raise InvalidError(tuple(problems))
     return given
 
 
 def _key_problem(key: Any, where: Where) -> Problem | None:
-    if key in NAMES:
+    if key in KNOWN:
         return None
     if key in LATER:
         return Problem(where=where, what=f"{key} is not supported yet", instead="leave it out")
-    near = get_close_matches(str(key), NAMES, n=1, cutoff=0.5)
-    instead = f"did you mean {near[0]}?" if near else f"known are {', '.join(NAMES)}"
+    near = get_close_matches(str(key), KNOWN, n=1, cutoff=0.5)
+    instead = f"did you mean {near[0]}?" if near else f"known are {', '.join(KNOWN)}"
     return Problem(where=where, what=f"unknown setting {key!r:.80}", instead=instead)

@@ -18,8 +18,8 @@ from llmgw.manifests.yamltext import Document
 from llmgw.model.manifest import API_VERSION, KINDS
 from llmgw.model.problems import Problem, Where
 
-DOCUMENTS = ("fleet", "node", "profile", "model", "plan", "record", "endpoints")
-"""What there is a schema of: the kinds that people write, and the JSON that llmgw writes."""
+DOCUMENTS = ("fleet", "node", "profile", "model", "settings", "plan", "record", "endpoints")
+"""What there is a schema of: what people write, and the JSON that llmgw writes."""
 
 
 def folder() -> Path:
@@ -71,12 +71,22 @@ def check(file: str, document: Document) -> list[Problem]:
                 where=Where(file=file, line=line, column=column),
             )
         ]
-    validator = _validator(kind)
-    if validator.is_valid(data):
+    return _against(kind, file, document, where)
+
+
+def check_settings(file: str, document: Document) -> list[Problem]:
+    """The parts of llmgw.yaml that have a schema; its other keys are their reader's."""
+    line, column = document.mark
+    return _against("settings", file, document, Where(file=file, line=line, column=column))
+
+
+def _against(name: str, file: str, document: Document, where: Where) -> list[Problem]:
+    validator = _validator(name)
+    if validator.is_valid(document.data):
         return []
     found = [
         problem
-        for error in validator.iter_errors(data)
-        for problem in complaints.explain(file, document, schema(kind.lower()), error)
+        for error in validator.iter_errors(document.data)
+        for problem in complaints.explain(file, document, schema(name.lower()), error)
     ]
     return sorted(set(found), key=lambda problem: (problem.where or where, problem.what))

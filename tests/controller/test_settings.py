@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.controller.settings import NAMES, Settings, flag, load_settings, variable
+from llmgw.controller.serving.configuration import Tls
+from llmgw.controller.settings import KNOWN, NAMES, Settings, flag, load_settings, variable
+from llmgw.model.manifest import FromEnv, FromFile
 from llmgw.model.problems import InvalidError
 
 
@@ -123,7 +125,7 @@ def test_everything_wrong_is_told_at_once_with_its_place(fleet: Path) -> None:
     assert problems(fleet) == [
         "HERE/llmgw.yaml:1:1: unknown setting 'branc': did you mean branch?",
         "HERE/llmgw.yaml:2:1: verify is not supported yet: leave it out",
-        f"HERE/llmgw.yaml:4:1: unknown setting 'zzz': known are {', '.join(NAMES)}",
+        f"HERE/llmgw.yaml:4:1: unknown setting 'zzz': known are {', '.join(KNOWN)}",
     ]
 
 
@@ -176,3 +178,55 @@ def test_a_password_in_an_address_shows_in_no_message(fleet: Path) -> None:
     told = problems(fleet, repo="http://ann:canary-31@host/x")
     assert "canary" not in "".join(told)
     assert "canary" not in repr(load(fleet, repo="https://ann:canary-31@host/x"))
+
+
+SERVING = """\
+webhooks:
+  - {name: forge, provider: github, secrets: [{fromFile: /etc/llmgw/new}, {fromEnv: OLD}], repository: ann/fleet}
+tls: {cert: /etc/llmgw/tls.crt, key: ~/tls.key}
+accessToken: {fromEnv: TOKEN}
+notices:
+  commitStatus: {provider: gitea, api: "https://git.example.org/api/v1", token: {fromEnv: FORGE}}
+  webhooks:
+    - {name: chat, url: {fromFile: /etc/llmgw/chat}, format: slack, every: 4h, severity: critical}
+"""
+
+
+def test_what_serve_answers_and_tells_stands_in_the_file_with_its_secrets_by_reference(fleet: Path) -> None:
+    (fleet / "llmgw.yaml").write_text(SERVING)
+    found = load(fleet).serving
+    assert found.webhooks[0].secrets == (FromFile(from_file="/etc/llmgw/new"), FromEnv(from_env="OLD"))
+    assert found.tls == Tls(cert="/etc/llmgw/tls.crt", key="~/tls.key")
+    assert found.access_token == FromEnv(from_env="TOKEN")
+    assert found.notices.commit_status is not None
+    assert found.notices.commit_status.api == "https://git.example.org/api/v1"
+    chat = found.notices.webhooks[0]
+    assert (float(chat.every), chat.format) == (4 * 3600.0, "slack")
+
+
+def test_what_is_wrong_with_it_is_told_with_its_place_and_without_the_secret(fleet: Path) -> None:
+    (fleet / "llmgw.yaml").write_text(
+        "webhooks:\n"
+        "  - {name: a, provider: git, secrets: []}\n"
+        "  - {name: b, provider: github, secrets: [c4n4ry-in-clear]}\n"
+        "  - {name: c, provider: github}\n"
+        "tls: {cert: a.crt}\n"
+        "accessToken: c4n4ry-in-clear\n"
+        "notices: {webhooks: [{name: chat, url: 'https://hooks.example/c4n4ry'}]}\n"
+    )
+    told = problems(fleet)
+    assert "c4n4ry" not in "\n".join(told)
+    assert [line.split(": ")[0] for line in told] == [
+        "HERE/llmgw.yaml:2:25",
+        "HERE/llmgw.yaml:2:30",
+        "HERE/llmgw.yaml:3:43",
+        "HERE/llmgw.yaml:4:5",
+        "HERE/llmgw.yaml:5:1",
+        "HERE/llmgw.yaml:5:13",
+        "HERE/llmgw.yaml:6:14",
+        "HERE/llmgw.yaml:7:40",
+    ]
+    assert "a webhook without a secret is never believed" in told[1]
+    twice = "webhooks:\n" + 2 * "  - {name: a, provider: gitea, secrets: [{fromFile: /x}]}\n"
+    (fleet / "llmgw.yaml").write_text(twice)
+    assert problems(fleet) == ["HERE/llmgw.yaml:3:12: webhooks has the name a twice: give each its own"]
