@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from llmgw.model import exitcode
-from llmgw.model.problems import HeldError, InvalidError, LlmgwError, StaleError
+from llmgw.model.problems import InvalidError, LlmgwError
 
 if TYPE_CHECKING:
     from llmgw.redaction import Redactor
@@ -23,15 +23,7 @@ _COLOURS = {"+": "green", "-": "red", "~": "yellow", "!": "magenta", ">": "cyan"
 
 
 def exit_code(error: BaseException) -> int:
-    match error:
-        case HeldError():
-            return HELD
-        case StaleError():
-            return STALE
-        case click.UsageError():
-            return USAGE
-        case _:
-            return ERROR
+    return USAGE if isinstance(error, click.UsageError) else exitcode.of(error)
 
 
 @cache

@@ -22,6 +22,10 @@ class Halt:
             self.outcome, self.reason = outcome, reason
             self._event.set()
 
+    async def wait(self) -> None:
+        """Until halted."""
+        await self._event.wait()
+
     async def sleep(self, seconds: float) -> bool:
         """Sleep unless halted; True: halted."""
         try:

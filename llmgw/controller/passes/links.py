@@ -17,20 +17,24 @@ class Links:
     def __init__(self, transports: Mapping[str, Transport]) -> None:
         self._transports = transports
         self._open: dict[str, Link] = {}
+        self._ways: dict[str, object] = {}
         self._opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.fleet: FleetId | None = None
         self.whoever = False  # take an agent as it is, whichever fleet it belongs to: only to look
 
     async def to(self, node: DesiredNode) -> Link:
-        """The connection to a node, opened if there is none. Raises what Transport.connect raises."""
+        """The connection to a node, opened if there is none, or if its manifest says another way by now. Raises what
+        Transport.connect raises."""
         async with self._opening[node.name]:
+            if self._ways.get(node.name) != way_of(node):
+                await self.drop(node.name)
             link = self._open.get(node.name)
             if link is None:
                 link = await self._transport(node).connect(node, fleet=self.fleet)
                 if problem := self._stranger(node, link):
                     await link.close()
                     raise StalledError(problem)
-                self._open[node.name] = link
+                self._open[node.name], self._ways[node.name] = link, way_of(node)
             return link
 
     def _stranger(self, node: DesiredNode, link: Link) -> str:
@@ -73,6 +77,11 @@ class Links:
                 f"use one of {', '.join(sorted(self._transports))}"
             )
         return transport
+
+
+def way_of(node: DesiredNode) -> object:
+    """What decides where a connection to the node leads; the same for two manifests that differ in other things."""
+    return node.spec.transport, node.spec.ssh, node.spec.local, node.spec.dirs.work
 
 
 async def _close(link: Link) -> None:

@@ -134,13 +134,18 @@ class _SoFar:
         """Seconds until the next look, whoever wakes us before."""
         if self._failing:
             return min(RETRY_PAUSE * 2.0 ** min(self._failing - 1, 10), LONGEST_PAUSE)
-        opened = {StepKind.BOOTSTRAP, StepKind.PUBLISH}
-        done = set(self.last.done)
-        if any(step.kind in opened for step in self.last.plan.commands if step.id in done):
-            return 0  # what comes after can be done at once
-        plan = self.last.plan
-        pause = (plan.due - plan.created).total_seconds() if plan.due is not None else LOOK_AGAIN
-        return min(max(pause, 0), LOOK_AGAIN)
+        return next_look(self.last)
+
+
+def next_look(last: PassResult) -> float:
+    """Seconds until there is something to look for after a pass that went well, if nobody tells of it before."""
+    opened = {StepKind.BOOTSTRAP, StepKind.PUBLISH}
+    done = set(last.done)
+    if any(step.kind in opened for step in last.plan.commands if step.id in done):
+        return 0  # what comes after can be done at once
+    plan = last.plan
+    pause = (plan.due - plan.created).total_seconds() if plan.due is not None else LOOK_AGAIN
+    return min(max(pause, 0), LOOK_AGAIN)
 
 
 def _fruitless(result: PassResult) -> bool:

@@ -102,10 +102,14 @@ def shortened(text: str, length: int) -> str:
     return line if len(line) <= length else line[: length - 1] + "…"
 
 
+def intent_sentence(plan: Plan) -> str:
+    """What a pass is about to do."""
+    return sentence(_sent(plan)) or "Record what was found"
+
+
 def intent_message(plan: Plan, passed: PassRecord, *, news: Sequence[str] = ()) -> str:
     """The commit before the first command."""
-    subject = sentence(_sent(plan)) or "Record what was found"
-    return _message(subject, _changes(plan), _since(news), passed=passed)
+    return _message(intent_sentence(plan), _changes(plan), _since(news), passed=passed)
 
 
 def _sent(plan: Plan) -> list[Step]:

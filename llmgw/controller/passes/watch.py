@@ -72,7 +72,7 @@ class Watch:
         async for event in link.stream("watch", WatchParams(), WatchEvent):
             begun.set()
             self._progress.seen(node.name, event)
-            if _changes_the_plan(event):
+            if changes_the_plan(event):
                 self._wake.set()
 
     async def _catch_up(self, node: DesiredNode, link: Link, known: Mapping[str, str]) -> None:
@@ -126,7 +126,7 @@ def _states(report: Report) -> dict[str, str]:
     return {it.shard: it.state for it in report.shards} | {it.job: it.state for it in report.jobs}
 
 
-def _changes_the_plan(event: WatchEvent) -> bool:
+def changes_the_plan(event: WatchEvent) -> bool:
     if event.resync:
         return True
     if event.shard is not None and event.shard.state in _WAKING_SHARD:

@@ -1,0 +1,217 @@
+"""One unattended pass, whatever becomes of it, as values: how it ended, what to tell, when to look again.
+
+A commit that can't be applied as it is written does not leave the fleet alone: what was applied last is kept up, as long
+as the branch points to something that nobody can apply. That is told, and it is nothing that a plan of the new commit
+would ever be made from.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from llmgw.controller.fleet import Fleet
+from llmgw.controller.passes.halt import Halt
+from llmgw.controller.passes.links import Links
+from llmgw.controller.passes.prepare import Wish
+from llmgw.controller.passes.progress import Progress
+from llmgw.controller.passes.reconcile import one_pass
+from llmgw.controller.passes.settle import Settled, next_look
+from llmgw.controller.passes.story import lower, sentence
+from llmgw.controller.passes.values import PassRequest, PassResult
+from llmgw.controller.passes.verdict import Verdict, verdict
+from llmgw.controller.serving.snapshot import ERROR, HELD, INVALID, NOTHING, LastPass
+from llmgw.core.amounts import plural
+from llmgw.model import exitcode
+from llmgw.model.ids import Commit
+from llmgw.model.plan import AWAITS, StepOutcome
+from llmgw.model.problems import HeldError, InvalidError, LlmgwError, StalledError
+from llmgw.model.record import Record
+
+log = logging.getLogger("llmgw.serve")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why a pass is made, and about which commit."""
+
+    trigger: str
+    why: str
+    head: Commit | None = None  # None: the newest of the branch, whichever it is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A commit that can't be applied as it is written, with everything that is wrong with it."""
+
+    commit: Commit
+    problems: tuple[str, ...]
+    error: LlmgwError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempted:
+    """``result`` None: it did not come so far. ``look`` in seconds; None: nothing is on its way."""
+
+    last: LastPass
+    result: PassResult | None = None
+    refused: Refusal | None = None
+    look: float | None = None
+    steps: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the same again, after a pause, is what helps."""
+        last = self.last
+        if self.result is None:
+            return last.ended != INVALID
+        return bool(self.result.errors or self.result.unrecorded)
+
+    @property
+    def settled(self) -> bool:
+        """The fleet is what its commit asks for, and nothing is on its way."""
+        result = self.result
+        return (
+            result is not None and not result.plan.commands and not result.plan.waiting and not self.refused
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempts:
+    """Makes passes; ``recorded`` is given every record that stands at the end of one."""
+
+    fleet: Fleet
+    links: Links
+    recorded: Callable[[Record], None] | None = None
+
+    async def make(self, cause: Cause, *, number: int, halt: Halt, progress: Progress) -> Attempted:
+        """Never raises, but for being cancelled: what went wrong stands in the answer."""
+        clock, loop = self.fleet.clock, asyncio.get_running_loop()
+        begun, since = clock.now(), loop.time()
+        attempted = await self._made(cause, halt, progress)
+        last = replace(attempted.last, number=number, begun=begun, seconds=loop.time() - since)
+        return replace(attempted, last=last)
+
+    async def _made(self, cause: Cause, halt: Halt, progress: Progress) -> Attempted:
+        try:
+            head = cause.head or await self.fleet.source.newest()
+            try:
+                result = await self._pass(cause, head, halt, progress)
+            except (InvalidError, StalledError) as refused:
+                return await self._kept_up(cause, head, refused, halt, progress)
+            return self._ended(cause, result)
+        except LlmgwError as failed:
+            return self._failed(cause, failed)
+        except Exception as broken:  # a bug in one pass must not end all that would come after it
+            log.exception("a pass broke")
+            return self._failed(cause, broken)
+
+    async def _pass(self, cause: Cause, commit: Commit, halt: Halt, progress: Progress) -> PassResult:
+        fleet = replace(self.fleet, trigger=cause.trigger)
+        request = PassRequest(wish=Wish(commit=commit), recorded=self.recorded)
+        return await one_pass(fleet, request, links=self.links, halt=halt, progress=progress)
+
+    async def _kept_up(
+        self, cause: Cause, head: Commit, refused: InvalidError | StalledError, halt: Halt, progress: Progress
+    ) -> Attempted:
+        """A pass about what was applied last, if it is the new commit that is at fault and not all commits are."""
+        record = (await self.fleet.store.read()).record
+        applied = record.commit if record is not None else None
+        refusal = Refusal(commit=head, problems=_problems(refused), error=refused)
+        if applied is None or applied == head:
+            told = refusal if isinstance(refused, InvalidError) else None
+            return replace(self._failed(cause, refused, commit=head), refused=told)
+        result = await self._pass(cause, applied, halt, progress)
+        ended = self._ended(cause, result)
+        why = f"commit {head[:10]} is refused, and the fleet kept as {applied[:10]} asks"
+        last = replace(
+            ended.last,
+            code=exitcode.worst((exitcode.ERROR, ended.last.code)),
+            ended=INVALID if result.outcome is None else ended.last.ended,
+            sentence=f"{ended.last.sentence}; {why}",
+        )
+        return replace(ended, last=last, refused=refusal)
+
+    def _ended(self, cause: Cause, result: PassResult) -> Attempted:
+        told = verdict(Settled(last=result, passes=1, worked=bool(result.done)))
+        kinds = {step.id: step.kind for step in result.plan.steps}
+        steps = Counter(
+            (kinds[name].value, it.outcome.value)
+            for name, it in result.results.items()
+            if kinds[name] not in AWAITS
+        )
+        last = self._last(
+            cause,
+            ended=result.outcome.value if result.outcome is not None else NOTHING,
+            code=told.code,
+            sentence=_sentence(result, told),
+            commit=result.prepared.desired.commit,
+        )
+        last = replace(last, serial=result.record.serial, errors=told.errors)
+        quiet = not result.plan.commands and not result.plan.waiting and result.plan.due is None
+        return Attempted(
+            last=last, result=result, steps=dict(steps), look=None if quiet else next_look(result)
+        )
+
+    def _failed(self, cause: Cause, error: Exception, *, commit: Commit | None = None) -> Attempted:
+        match error:
+            case HeldError():
+                ended = HELD
+            case InvalidError():
+                ended = INVALID
+            case _:
+                ended = ERROR
+        text = str(error) if isinstance(error, LlmgwError) else f"{type(error).__name__}: {error}"
+        last = self._last(
+            cause,
+            ended=ended,
+            code=exitcode.of(error),
+            sentence=text.split("\n", 1)[0],
+            commit=commit or cause.head,
+        )
+        return Attempted(last=replace(last, errors=_problems(error)))
+
+    def _last(self, cause: Cause, *, ended: str, code: int, sentence: str, commit: Commit | None) -> LastPass:
+        return LastPass(
+            number=0,
+            trigger=cause.trigger,
+            why=cause.why,
+            begun=self.fleet.clock.now(),
+            seconds=0.0,
+            ended=ended,
+            code=code,
+            commit=commit,
+            serial=None,
+            sentence=sentence,
+        )
+
+
+def _problems(error: Exception) -> tuple[str, ...]:
+    if isinstance(error, InvalidError):
+        return tuple(str(problem) for problem in error.problems)
+    return (str(error),)
+
+
+def _sentence(result: PassResult, told: Verdict) -> str:
+    """One line for people: what was done, and what is not as it should be."""
+    done = [step for step in result.plan.commands if step.id in set(result.done)]
+    parts = [sentence(done, past=True)] if done else []
+    if result.halted:
+        parts.append(f"halted: {result.halted}")
+    wrong = sum(it.outcome in (StepOutcome.FAILED, StepOutcome.UNKNOWN) for it in result.results.values())
+    if wrong:
+        parts.append(f"{plural(wrong, 'step')} failed")
+    if result.plan.blocked:
+        parts.append(f"{plural(len(result.plan.blocked), 'change')} blocked")
+    if not parts:
+        parts.append("nothing to do" if not result.plan.commands else "nothing was done")
+    if result.plan.waiting and not done:
+        parts.append(f"on its way: {result.plan.waiting[0]}" + _more(result.plan.waiting))
+    if told.errors and not (wrong or result.halted or result.plan.blocked):
+        parts.append(told.errors[0])
+    return "; ".join([parts[0], *(lower(part) for part in parts[1:])])
+
+
+def _more(texts: tuple[str, ...]) -> str:
+    return f" and {len(texts) - 1} more" if len(texts) > 1 else ""

@@ -1,0 +1,66 @@
+"""The branch that is followed: looked at when something hints to it, and from time to time in any case."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from random import Random
+
+from llmgw.controller.fleet import Source
+from llmgw.controller.serving.pauses import first_of
+from llmgw.controller.serving.snapshot import Snapshots
+from llmgw.model.ids import Commit
+from llmgw.model.problems import LlmgwError
+
+log = logging.getLogger("llmgw.serve")
+
+Moved = Callable[[Commit | None, Commit], None]
+
+
+class Branch:
+    """``moved`` hears of every other commit that the branch points to, once. ``nudge`` makes the loop look at once."""
+
+    def __init__(
+        self,
+        source: Source,
+        snapshots: Snapshots,
+        *,
+        interval: float,
+        jitter: float,
+        rng: Random,
+        moved: Moved,
+    ) -> None:
+        """``interval``, give or take ``jitter``: seconds between looks that nobody asked for."""
+        self._source = source
+        self._snapshots = snapshots
+        self._interval = interval
+        self._jitter = jitter
+        self._rng = rng
+        self._moved = moved
+        self._turn = asyncio.Lock()
+        self.nudge = asyncio.Event()
+        self.head: Commit | None = None
+
+    async def look(self) -> None:
+        """One look. What is wrong with the repository stands in the snapshot; ``head`` is the newest commit known."""
+        async with self._turn:
+            try:
+                newest = await self._source.newest()
+            except LlmgwError as failed:
+                if not self._snapshots.now.source_error:
+                    log.warning("source error=%s", failed)
+                self._snapshots.change(source_error=str(failed))
+                return
+            if self._snapshots.now.source_error:
+                log.warning("source the repository answers again")
+            before, self.head = self.head, newest
+            self._snapshots.change(source_error="", head=newest)
+        if before != newest:
+            self._moved(before, newest)
+
+    async def follow(self) -> None:
+        """For ever."""
+        while True:
+            pause = max(self._interval + self._rng.uniform(-self._jitter, self._jitter), 0.1)
+            await first_of(self.nudge.wait(), timeout=pause)
+            self.nudge.clear()
+            await self.look()
