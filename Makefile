@@ -53,7 +53,7 @@ tests: install
 	$(PYTEST) --numprocesses $(WORKERS) --dist worksteal $(LONG)
 
 sim: install ## simulated histories: make sim SEEDS=2000 START=0
-	$(PYTEST) tests/sim --numprocesses 2 --sim-seeds $(or $(SEEDS),200) --sim-start $(or $(START),0)
+	$(BIN)/python -m tests.sim.main --seeds $(or $(SEEDS),2000) --start $(or $(START),0) --processes $(or $(PROCESSES),2)
 
 chaos: install ## real faults on real machines in namespaces, as root: make chaos FAULTS=200 SEED=7
 	$(BIN)/python -m tests.chaos.main --faults $(or $(FAULTS),200) $(if $(SEED),--seed $(SEED))

@@ -11,7 +11,7 @@ SENT = "llmgw_left_out"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("simulation")
-    group.addoption("--sim-seeds", type=int, default=50, help="how many seeded histories to play")
+    group.addoption("--sim-seeds", type=int, default=200, help="how many seeded histories to play")
     group.addoption("--sim-start", type=int, default=0, help="the first seed")
     parser.getgroup("llmgw").addoption("--long", action="store_true", help="run the tests marked long too")
 

@@ -215,7 +215,9 @@ def _profile_spec(model: ModelWish) -> ProfileSpec:
         memory=Size(2 * GIB),
         args=("--token-delay", str(model.flag), *MANNERS[model.manner]),
         startup_timeout=Duration(90),
-        timeouts=Timeouts(stop=Duration(20), adopt_ready=Duration(30), rendezvous=Duration(60)),
+        timeouts=Timeouts(
+            stop=Duration(20), adopt_ready=Duration(30), rendezvous=Duration(60), health=Duration(5)
+        ),
         restart=Restart(backoff=Duration(2), max_backoff=Duration(20), give_up_after=3),
     )
 

@@ -1,10 +1,15 @@
-"""Controllers of a history: each pass is one life, which may end at any seam call."""
+"""Controllers of a history: each is one life on one machine, which may end at any seam call.
+
+What a life does is a coroutine over a fleet of fakes, its links and a halt: one pass, passes until all has settled, or
+whatever else works that way (see ``Work``).
+"""
 
 import asyncio
 import traceback
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +23,7 @@ from llmgw.controller.passes.progress import Silent
 from llmgw.controller.passes.reconcile import one_pass
 from llmgw.controller.passes.settle import settle
 from llmgw.controller.passes.values import PassRequest, PassResult
+from llmgw.controller.repo.records import RecordStore
 from llmgw.engines.registry import ADAPTERS
 from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts
@@ -26,6 +32,7 @@ from llmgw.model.problems import HeldError, InvalidError, LlmgwError
 from llmgw.model.record import Outcome
 from tests.sim.commits import Commits
 from tests.sim.crash import Guard, Incarnation, SimulatedCrash, guard
+from tests.sim.loop import LoopClock
 from tests.sim.node import MUTATING
 from tests.sim.store import SimStore
 
@@ -34,8 +41,10 @@ SLEEPS = 200.0
 FLEET = FleetId("fleet-of-the-simulation")
 
 
-Sending = Callable[[str, Any], None]
-"""Told of each command, with its method, before it is sent."""
+Sending = Callable[[Clock, str, Any], None]
+"""Told of each command before it is sent: the clock that its sender goes by, method, parameters."""
+Work = Callable[[Fleet, Links, Halt], Awaitable[PassResult | None]]
+"""What a controller does with its life."""
 
 
 class FixedSecret:
@@ -52,9 +61,12 @@ class FixedSecret:
 
 @dataclass(slots=True)
 class Machine:
-    """A machine that people apply from: its holder name and its kernel lock, which a dead process gives back."""
+    """A machine that people apply from: its holder name, its clock, its own way to the record, and its kernel lock,
+    which a dead process gives back."""
 
     holder: str
+    clock: LoopClock
+    store: RecordStore
     inside: Incarnation | None = None
 
     @asynccontextmanager
@@ -76,7 +88,13 @@ class Machine:
 class GuardedLink(Guard):
     """A link of one life, which tells of commands that are about to be sent."""
 
-    def __init__(self, link: Link, life: Incarnation, delay: Callable[[], float], sending: Sending) -> None:
+    def __init__(
+        self,
+        link: Link,
+        life: Incarnation,
+        delay: Callable[[], float],
+        sending: Callable[[str, Any], None],
+    ) -> None:
         super().__init__(link, life, "link", delay)
         self._sending = sending
 
@@ -90,7 +108,11 @@ class GuardedTransport:
     """A transport of one life: its links are guarded as well."""
 
     def __init__(
-        self, transport: Transport, life: Incarnation, delay: Callable[[], float], sending: Sending
+        self,
+        transport: Transport,
+        life: Incarnation,
+        delay: Callable[[], float],
+        sending: Callable[[str, Any], None],
     ) -> None:
         self._sending = sending
         self._transport = guard(transport, life, "transport", delay)
@@ -113,36 +135,32 @@ class GuardedTransport:
 
 @dataclass(slots=True, kw_only=True)
 class Controllers:
-    """Makes passes over one fleet."""
+    """Begins controllers of one fleet. ``running`` holds those that have not ended, each with its life."""
 
     commits: Commits
     store: SimStore
     transport: Transport
-    clock: Clock
+    machines: Mapping[str, Machine]
     delay: Callable[[], float]
     life: Callable[[str], Incarnation]
     told: Callable[[str], None]
     violate: Callable[[str], None]
     sending: Sending
     allow_prune: bool = True
-    machines: Mapping[str, Machine] = field(
-        default_factory=lambda: {name: Machine(holder=name) for name in ("ann@desk", "bob@laptop")}
-    )
     passes: int = 0
     running: dict[asyncio.Task[PassResult | None], Incarnation] = field(default_factory=dict)
 
     def begin(
         self,
         machine: str,
+        work: Work | None = None,
         *,
         crash_in: int | None = None,
         freeze_in: int | None = None,
         at_work: bool = False,
-        waits: float = 0.0,
     ) -> "asyncio.Task[PassResult | None]":
-        """A pass that goes on beside whatever else happens; None: it died, or could not go on. ``at_work``: the calls
-        until it dies or falls asleep count from its intent. ``waits``: seconds after which somebody presses Ctrl-C, until
-        then it waits as `apply --wait` does; 0: it does not wait."""
+        """A controller that works beside whatever else happens, one pass if nothing else is said; None: it died, or could not
+        go on. ``at_work``: the calls until it dies or falls asleep count from its intent."""
         self.passes += 1
         life = self.life(f"pass{self.passes} {machine}")
 
@@ -156,16 +174,15 @@ class Controllers:
             self.store.at_intent[machine] = arm
         else:
             arm()
-        task = life.spawn(self._pass(self.machines[machine], life, waits=waits))
+        task = life.spawn(self._lives(self.machines[machine], life, work or self.once))
         self.running[task] = life
         task.add_done_callback(lambda done: self.running.pop(done, None))
         return task
 
-    async def _pass(self, machine: Machine, life: Incarnation, *, waits: float) -> PassResult | None:
-        links = Links({"local": GuardedTransport(self.transport, life, self.delay, self.sending)})
-        fleet = self.fleet(machine, life)
+    async def _lives(self, machine: Machine, life: Incarnation, work: Work) -> PassResult | None:
+        links = Links({"local": self._transport(machine, life, self.delay)})
         try:
-            result = await self._made(fleet, links, waits)
+            result = await work(self.fleet(machine, life), links, Halt())
         except InvalidError as wrong:
             self.violate(f"{life.name}: the history's manifests are wrong: {wrong}")
             return None
@@ -179,42 +196,52 @@ class Controllers:
         finally:
             if not life.dead:
                 await links.close()
-        if result.outcome is not None:
+        if result is not None and result.outcome is not None:
             self.told(f"{life.name}: serial {result.record.serial} {result.outcome.value} {result.halted}")
         return result
 
-    async def _made(self, fleet: Fleet, links: Links, waits: float) -> PassResult:
-        request, halt = PassRequest(wish=Wish(allow_prune=self.allow_prune)), Halt()
-        if not waits:
-            return await one_pass(fleet, request, links=links, halt=halt, progress=Silent())
-        loop = asyncio.get_running_loop()
-        interrupt = loop.call_later(waits, halt.now, Outcome.INTERRUPTED, "Ctrl-C")
-        try:
-            done = await settle(fleet, request, links=links, halt=halt, progress=Silent())
-        finally:
-            interrupt.cancel()
-        self.told(f"{fleet.holder} waited for {done.passes} passes: {done.last.halted or 'settled'}")
-        return done.last
+    async def once(self, fleet: Fleet, links: Links, halt: Halt) -> PassResult:
+        """One pass."""
+        return await one_pass(fleet, self._request(), links=links, halt=halt, progress=Silent())
+
+    def until_settled(self, patience: float) -> Work:
+        """Passes as `apply --wait` makes them, until somebody presses Ctrl-C after so many seconds."""
+
+        async def wait(fleet: Fleet, links: Links, halt: Halt) -> PassResult:
+            loop = asyncio.get_running_loop()
+            interrupt = loop.call_later(patience, halt.now, Outcome.INTERRUPTED, "Ctrl-C")
+            try:
+                done = await settle(fleet, self._request(), links=links, halt=halt, progress=Silent())
+            finally:
+                interrupt.cancel()
+            self.told(f"{fleet.holder} waited for {done.passes} passes: {done.last.halted or 'settled'}")
+            return done.last
+
+        return wait
+
+    def _request(self) -> PassRequest:
+        return PassRequest(wish=Wish(allow_prune=self.allow_prune))
 
     async def look(self) -> Prepared:
         """What ``llmgw plan`` would see now."""
-        life = self.life("plan")
-        links = Links({"local": GuardedTransport(self.transport, life, lambda: 0.0, self.sending)})
+        machine, life = self.machines["ann@desk"], self.life("plan")
+        links = Links({"local": self._transport(machine, life, lambda: 0.0)})
         try:
-            return await prepare(
-                self.fleet(self.machines["ann@desk"], life), Wish(allow_prune=self.allow_prune), links
-            )
+            return await prepare(self.fleet(machine, life), self._request().wish, links)
         finally:
             await links.close()
+
+    def _transport(self, machine: Machine, life: Incarnation, delay: Callable[[], float]) -> GuardedTransport:
+        return GuardedTransport(self.transport, life, delay, partial(self.sending, machine.clock))
 
     def fleet(self, machine: Machine, life: Incarnation) -> Fleet:
         return Fleet(
             name="sim",
             source=guard(self.commits, life, "source", self.delay),
-            store=guard(self.store, life, "store", self.delay),
+            store=guard(machine.store, life, "store", self.delay),
             transports={},
             adapters=ADAPTERS,
-            clock=self.clock,
+            clock=machine.clock,
             secret=FixedSecret(),
             lock=lambda timeout: machine.lock(timeout, life),
             first_id=FLEET,

@@ -127,32 +127,44 @@ class Guard:
         if not callable(value):
             return value
         point = f"{self._name}.{attribute}"
-        return self._slow(value, point) if inspect.iscoroutinefunction(value) else self._quick(value, point)
+        guarded = self._slow if inspect.iscoroutinefunction(value) else self._quick
+        method = guarded(value, point)
+        setattr(self, attribute, method)  # the next look finds it without coming here
+        return method
 
     def _slow(self, do: Callable[..., Awaitable[Any]], point: str) -> Callable[..., Awaitable[Any]]:
+        begins, acts, acted, returns = (
+            f"{point} {what}" for what in ("begins", "acts", "has acted", "returns")
+        )
+        life, delay, sleep = self._life, self._delay, asyncio.sleep
+
         async def call(*args: Any, **kwargs: Any) -> Any:
-            self._life.reach(f"{point} begins")
-            await asyncio.sleep(self._delay())
-            await self._life.thawed()
-            self._life.reach(f"{point} acts")
+            life.reach(begins)
+            await sleep(delay())
+            await life.thawed()
+            life.reach(acts)
             result = await do(*args, **kwargs)
-            self._life.reach(f"{point} has acted")
-            await asyncio.sleep(self._delay())
-            await self._life.thawed()
-            self._life.reach(f"{point} returns")
+            life.reach(acted)
+            if (takes := delay()) > 0:
+                await sleep(takes)
+            await life.thawed()
+            life.reach(returns)
             return result
 
         return call
 
     def _quick(self, do: Callable[..., Any], point: str) -> Callable[..., Any]:
+        acts, acted, returns = (f"{point} {what}" for what in ("acts", "has acted", "returns"))
+        life = self._life
+
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._life.reach(f"{point} acts")
+            life.reach(acts)
             result = do(*args, **kwargs)
-            self._life.reach(f"{point} has acted")
+            life.reach(acted)
             if inspect.isasyncgen(result):
                 return self._items(result, point)
             if inspect.isawaitable(result):
-                return _Outcome(result, lambda: self._life.reach(f"{point} returns"))
+                return _Outcome(result, lambda: life.reach(returns))
             return result
 
         return call

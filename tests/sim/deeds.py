@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import timedelta
 
 from llmgw.controller.nodes.memory import Cut
 from llmgw.model.claims import GpuClaim
@@ -56,7 +55,8 @@ async def _apply_waits(world: World, event: Event) -> None:
     """`apply --wait`, until it has settled or somebody has had enough."""
     machine = ("ann@desk", "bob@laptop")[event.node % 2]
     crash_in = event.calls if event.calls % 3 == 0 else None
-    await asyncio.wait({world.controllers.begin(machine, crash_in=crash_in, waits=event.seconds)})
+    work = world.controllers.until_settled(event.seconds)
+    await asyncio.wait({world.controllers.begin(machine, work, crash_in=crash_in)})
 
 
 async def _apply_twice(world: World, event: Event) -> None:
@@ -184,7 +184,7 @@ def _claims(world: World, shard: str) -> tuple[GpuClaim, ...]:
 
 async def _clock_jumps(world: World, event: Event) -> None:
     """As when somebody sets it; every machine has the same."""
-    world.clock.step += timedelta(seconds=event.seconds if event.calls % 2 else -event.seconds)
+    world.set_clocks(event.seconds if event.calls % 2 else -event.seconds)
 
 
 async def _jobs_fail(world: World, event: Event) -> None:

@@ -1,25 +1,13 @@
-"""A history: a fleet, what people and fate do to it, and the peace afterwards in which everything must settle.
-
-All of it follows from one number. Run one by hand: ``python -m tests.sim.history SEED``.
-"""
+"""A history: a fleet, what people and fate do to it, and the peace afterwards in which everything must settle."""
 
 import asyncio
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from random import Random
 
 from llmgw.model.plan import Action
-from tests.sim.commits import (
-    LOADED,
-    FleetWish,
-    ModelWish,
-    edited,
-    first_wish,
-    with_adapters,
-    with_gangs,
-)
-from tests.sim.deeds import APPLIES, DEEDS, FATE, LOOK_EVERY, Event, agent_again
+from tests.sim.commits import LOADED, FleetWish, ModelWish
+from tests.sim.deeds import DEEDS, LOOK_EVERY, Event, agent_again
 from tests.sim.loop import DeadlockError, VirtualLoop, run
 from tests.sim.world import LAST_ACTIONS, World
 
@@ -32,6 +20,8 @@ QUIET = 900.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
+    """``seed`` draws what the events leave open: delays, and how engines behave."""
+
     seed: int
     start: FleetWish
     events: tuple[Event, ...]
@@ -40,9 +30,10 @@ class History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """How it went. ``digest`` sums up everything that happened."""
+    """How it went. ``digest`` sums up everything that happened, ``calls`` counts what a life did to the world."""
 
     history: History
+    draw: int
     violations: tuple[str, ...]
     actions: tuple[str, ...]
     digest: str
@@ -50,10 +41,7 @@ class Ran:
 
     def story(self, last: int = LAST_ACTIONS) -> str:
         """Everything one needs to look into a failure."""
-        lines = [
-            f"seed {self.history.seed}: run it again with python -m tests.sim.history {self.history.seed}"
-        ]
-        lines += ["", "What went wrong:", *(f"  {text}" for text in self.violations[:10])]
+        lines = ["What went wrong:", *(f"  {text}" for text in self.violations[:10])]
         lines += ["", "The fleet:", *(f"  {node}" for node in self.history.start.nodes)]
         lines += [f"  {model}" for model in self.history.start.models]
         lines += ["", "The events:", *(f"  {event}" for event in self.history.events)]
@@ -61,97 +49,21 @@ class Ran:
         return "\n".join(lines)
 
 
-# ---- made from a number ------------------------------------------------------------------------------
-
-
-def make(seed: int) -> History:
-    """Scenes: somebody changes their mind, something breaks, somebody applies, something breaks meanwhile."""
-    rng = Random(seed)
-    start = wish = first_wish(rng)
-    events = [Event(kind="settle a while", seconds=rng.choice((0.1, 40.0, 120.0, 120.0)))]
-    for _ in range(rng.randint(4, 8)):
-        if rng.random() < 0.8:
-            text, wish = edited(rng, wish)
-            events.append(Event(kind="commit", text=text, wish=wish, gap=rng.choice((0.0, 0.0, 3.0))))
-        if rng.random() < 0.5:
-            events.append(_event(rng, rng.choice(FATE), gaps=(0.0, 0.0, 0.5, 3.0)))
-        events.append(_event(rng, rng.choice(APPLIES), gaps=(0.0, 0.5, 3.0, 10.0)))
-        if rng.random() < 0.5:
-            events.append(_event(rng, rng.choice(FATE), gaps=(0.0, 0.5, 3.0, 40.0)))
-        if rng.random() < 0.5:
-            kind = rng.choice(("settle a while", "apply", "apply twice"))
-            events.append(_event(rng, kind, gaps=(0.0, 10.0, 40.0, 130.0)))
-    history = History(seed=seed, start=start, events=tuple(events), allow_prune=rng.random() < 0.7)
-    return _with_gangs(history) if seed % 3 == 1 else history
-
-
-def _with_gangs(history: History) -> History:
-    events = (
-        replace(event, wish=with_gangs(event.wish)) if event.wish is not None else event
-        for event in history.events
-    )
-    return replace(history, start=with_gangs(history.start), events=tuple(events))
-
-
-def adapted(history: History) -> History:
-    """The same history of a fleet whose models have LoRA adapters, others at each commit."""
-    events, turn = [], 1
-    for event in history.events:
-        if event.wish is not None:
-            turn += 1
-            events.append(replace(event, wish=with_adapters(event.wish, turn)))
-        else:
-            events.append(event)
-    return replace(history, start=with_adapters(history.start, 1), events=tuple(events))
-
-
-def _event(rng: Random, kind: str, *, gaps: Sequence[float]) -> Event:
-    seconds = {
-        "apply": rng.choice((0.0, 0.0, 0.2, 3.0)),  # 0: until it has ended
-        "apply crashes": 0.0,
-        "apply twice": rng.choice((0.0, 0.1, 1.0, 5.0)),
-        "apply waits": rng.choice((20.0, 200.0, 600.0)),
-        "apply sleeps": rng.choice((5.0, 118.0, 125.0, 150.0)),
-        "settle a while": rng.choice((45.0, 120.0)),
-        "store trouble": rng.choice((2.0, 30.0, 200.0)),
-        "kill agent": rng.choice((0.5, 5.0, 60.0)),
-        "restart agent": rng.choice((0.5, 5.0)),
-        "reboot": rng.choice((20.0, 90.0)),
-        "partition": rng.choice((5.0, 60.0, 400.0)),
-        "disk full": rng.choice((10.0, 60.0, 300.0)),
-        "gpu sick": rng.choice((20.0, 200.0)),
-        "stranger": rng.choice((20.0, 200.0)),
-        "clock jumps": rng.choice((3.0, 60.0, 300.0)),
-        "slow line": rng.choice((20.0, 120.0)),
-    }.get(kind, 0.0)
-    crashes = kind in ("apply crashes", "apply sleeps", "apply waits") or (
-        kind == "apply twice" and rng.random() < 0.4
-    )
-    calls = rng.choice((rng.randint(1, 12), rng.randint(1, 90)))
-    return Event(
-        kind="apply" if kind == "apply crashes" else kind,
-        node=rng.randint(1, 4),
-        seconds=seconds,
-        calls=calls if kind in FATE or crashes else 0,
-        at_work=rng.random() < 0.7,
-        gap=rng.choice(gaps),
-    )
-
-
 # ---- run ---------------------------------------------------------------------------------------------
 
 
-def play(history: History) -> Ran:
-    """Ends early at the first violation."""
+def play(history: History, *, draw: int = 0) -> Ran:
+    """Ends early at the first violation. Another ``draw`` leaves the events as they are, and draws the rest anew."""
     worlds: list[World] = []
     broken = ""
     try:
-        run(_play(history, worlds), VirtualLoop())
+        run(_play(history, draw, worlds), VirtualLoop())
     except DeadlockError as lost:
         broken = f"nothing can ever happen again: {lost}"
     world = worlds[0]
     return Ran(
         history=history,
+        draw=draw,
         violations=(*world.violations, *([broken] if broken else [])),
         actions=tuple(world.actions),
         digest=world.digest(),
@@ -159,8 +71,8 @@ def play(history: History) -> Ran:
     )
 
 
-async def _play(history: History, worlds: list[World]) -> None:
-    world = World(Random(history.seed * 7919 + 1), history.start, allow_prune=history.allow_prune)
+async def _play(history: History, draw: int, worlds: list[World]) -> None:
+    world = World(Random(history.seed * 7919 + 1 + draw), history.start, allow_prune=history.allow_prune)
     worlds.append(world)
     try:
         for event in history.events:
@@ -274,9 +186,3 @@ def _have_their_adapters(world: World, models: Iterable[ModelWish], when: str) -
                 world.violate(
                     f"{when}: {shard} on {name} has the adapters {[*process.adapters]}, not {asked}"
                 )
-
-
-if __name__ == "__main__":
-    for number in sys.argv[1:]:
-        ran = play(make(int(number)))
-        print(ran.story(4000) if ran.violations else f"seed {number}: well, {ran.calls} calls")  # noqa: T201

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llmgw.agent.fakes import Process
+from llmgw.clock import Clock
 from llmgw.model.ids import parse_replica_id, parse_shard_id
 from llmgw.model.launch import LaunchSpec
 from llmgw.model.plan import Action, Plan
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 LEAVING = (ReplicaPhase.DRAINING, ReplicaPhase.STOPPING)
 LOOKING = 30.0
 """Seconds that may lie between a pass's look at the nodes and its intent."""
+OWNER = "state/owner.json"
 GLANCE = 0.2
 """Seconds between looks at who serves; whoever serves for less is missed by nobody."""
 WATCHED = 3
@@ -49,6 +51,7 @@ class Invariants:
     def __init__(self, world: "World") -> None:
         self._world = world
         self._told: set[str] = set()
+        self.clocks_differ = False  # of the machines that apply
         self.specs: dict[str, LaunchSpec] = {}  # every start command that came to an agent, by shard
         self.asked: set[str] = set()  # shards whose end somebody has asked for
         self.leaving: set[str] = set()  # shards whose agent has agreed to that
@@ -58,11 +61,10 @@ class Invariants:
         self._served: dict[tuple[str, str], float] = {}  # model and replica -> when it last served
         self._looked = -1.0
         self._since: dict[str, float] = {}  # replica -> since when it has served without a break
-        self._owners: dict[str, bytes] = {}
         self._took_a_server: dict[str, bool] = {}  # command id -> whether its shard served when it came
         self._fences: dict[str, tuple[int, str]] = {}
         self._commanding = 0
-        self._ordered: Counter[str] = Counter()  # shard -> start commands that were taken
+        self._ordered: Counter[str] = Counter()  # shard -> start commands that came and were not refused
         self._late: set[str] = set()  # commands that were sent when their controller's lease was over
         self._intents: set[int] = set()
         self._alive_at_death: dict[str, dict[str, int]] = {}
@@ -75,8 +77,6 @@ class Invariants:
     # ---- after every seam call -----------------------------------------------------------------------
 
     def step(self) -> None:
-        for node in self._world.nodes.values():
-            self._fence_only_grows(node)
         if self._world.loop.elapsed - self._looked >= GLANCE:
             self._looked = self._world.loop.elapsed
             self._remember_serving()
@@ -107,11 +107,10 @@ class Invariants:
             if too_much := over(uuid, holders, totals):
                 self.violate(f"{node.name}: engines that live: {too_much}")
 
-    def _fence_only_grows(self, node: "SimNode") -> None:
-        data = node.contents.files.get("state/owner.json")
-        if data is None or data is self._owners.get(node.name):
+    def written(self, node: "SimNode", path: str, data: bytes) -> None:
+        """A file was written on a node: its fence only grows."""
+        if path != OWNER:
             return
-        self._owners[node.name] = data
         fence = json.loads(data).get("fence")
         if fence is None:
             return
@@ -161,14 +160,17 @@ class Invariants:
 
     # ---- commands ------------------------------------------------------------------------------------
 
-    def sending(self, method: str, params: Any) -> None:
-        """A controller begins to send a command: it must hold its lease then. What is under way may come late."""
+    def sending(self, clock: Clock, method: str, params: Any) -> None:
+        """A controller begins to send a command: it must hold its lease then, by its own clock. What is under way may come
+        late."""
         record = self._world.store.record
         if record is None or record.last_pass is None:
             return
         command = params.command
         taken_over = record.serial != command.fence.serial or record.last_pass.outcome is not None
-        if taken_over or self._over(record.last_pass):
+        if self.clocks_differ and taken_over:
+            return  # a lease is only worth what the clocks agree on: what is left is that agents refuse the older fence
+        if taken_over or record.last_pass.lease_until <= clock.now():
             self._late.add(command.id)
             self.violate(f"{command.id} is sent by a controller whose lease is over")
 
@@ -190,11 +192,15 @@ class Invariants:
                     f"{spec.shard} is started again as something else: a placement number came twice"
                 )
             self.specs.setdefault(spec.shard, spec)
-            self.asked.discard(spec.shard)
+            self._ordered[spec.shard] += 1
         if method in ("stop", "drain"):
             self.asked.add(params["shard"])
             served = any(_replica_of(params["shard"]) in replicas for replicas in self.serving().values())
             self._took_a_server[params["command"]["id"]] = served
+
+    def refused(self, method: str, params: Mapping[str, Any]) -> None:
+        if method == "start":
+            self._ordered[params["spec"]["shard"]] -= 1
 
     def accepted(self, node: str, method: str, params: Mapping[str, Any]) -> None:
         """An agent has taken a command."""
@@ -207,7 +213,7 @@ class Invariants:
         self._commanding = max(self._commanding, serial)
         if method == "start":
             self.leaving.discard(params["spec"]["shard"])
-            self._ordered[params["spec"]["shard"]] += 1
+            self.asked.discard(params["spec"]["shard"])
         elif method in ("stop", "drain"):
             served = self._took_a_server.get(params["command"]["id"], False)
             self._taken_away(node, method, params["shard"], serial, served=served)
@@ -334,15 +340,17 @@ class Invariants:
             return
         if record.serial == before.serial + 1 and last.outcome is None:
             self.violate(f"serial {record.serial} begins, and serial {last.serial} has no outcome")
-        if last.outcome is None and now.holder != last.holder and not self._over(last):
+        over = last.lease_until <= self._clock_of(now.holder).now()
+        if last.outcome is None and now.holder != last.holder and not over:
             self.violate(f"{now.holder} writes while {last.holder} holds a lease until {last.lease_until}")
         settled = last.outcome is Outcome.ACCEPTED and now.outcome is Outcome.DONE
         told_before = record.serial == before.serial and last.outcome is not None
         if told_before and last.outcome != now.outcome and not settled:
             self.violate(f"the outcome of serial {record.serial} went from {last.outcome} to {now.outcome}")
 
-    def _over(self, passed: PassRecord) -> bool:
-        return passed.lease_until <= self._world.clock.now()
+    def _clock_of(self, holder: str) -> Clock:
+        machine = self._world.controllers.machines.get(holder)
+        return machine.clock if machine is not None else self._world.clock
 
     def _numbers_only_grow(self, before: Record | None, record: Record) -> None:
         for replica in record.replicas.values():

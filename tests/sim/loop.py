@@ -54,7 +54,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class LoopClock:
-    """The time of day that goes with the loop's time; ``step`` moves it as an administrator or NTP would."""
+    """The time of day that goes with the loop's time; ``step`` moves it as an administrator or NTP would. Machines have
+    one each."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop

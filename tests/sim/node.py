@@ -29,7 +29,6 @@ from llmgw.agent.seams import Gpus, Order
 from llmgw.agent.service import AgentService
 from llmgw.agent.shards.keeper import Shards
 from llmgw.agent.shards.surroundings import ShardSettings
-from llmgw.clock import Clock
 from llmgw.controller.nodes.memory import MemoryNode
 from llmgw.model.facts import Disk, Facts, Gpu
 from llmgw.model.ids import FleetId
@@ -39,6 +38,7 @@ from llmgw.model.report import AgentInfo, ShardState
 from llmgw.wire.messages import PROTOCOL
 from tests.sim.commits import address_of
 from tests.sim.crash import Incarnation, guard
+from tests.sim.loop import LoopClock
 
 MUTATING = frozenset({"start", "drain", "stop", "forget", "install", "fetch", "cancel", "key", "adapters"})
 Watched = Callable[[str, str, Mapping[str, Any], Any], None]
@@ -97,6 +97,18 @@ def _manner(script: Script) -> str:
         if getattr(script, name) != getattr(plain, name)
     ]
     return f"({', '.join(odd)})" if odd else ""
+
+
+class _Files(dict[str, bytes]):
+    """A disk's files; whoever must see each write of one does."""
+
+    def __init__(self, written: Callable[[str, bytes], None]) -> None:
+        super().__init__()
+        self._written = written
+
+    def __setitem__(self, name: str, data: bytes) -> None:
+        super().__setitem__(name, data)
+        self._written(name, data)
 
 
 class FailingJournalStore(MemoryJournalStore):
@@ -170,7 +182,7 @@ class SimNode:
         gpus: int,
         *,
         rng: Random,
-        clock: Clock,
+        clock: LoopClock,
         life: Callable[[str], Incarnation],
         delay: Callable[[], float],
         told: Callable[[str], None],
@@ -180,12 +192,12 @@ class SimNode:
         self.name = name
         self._network = network
         self.rng = rng
-        self._clock = clock
+        self.clock = clock
         self._life = life
         self._delay = delay
         self._told = told
         self._watched = watched
-        self.contents = Contents()
+        self.contents = Contents(files=_Files(self._written))
         self.targets = FakeTargets()
         self.journal = FailingJournalStore(self.contents)
         self.machine = TracedNode(
@@ -207,6 +219,7 @@ class SimNode:
         self.trouble_with_jobs = 0
         self.crash_at_work = 0
         self._starting: asyncio.Task[Door] | None = None
+        self.on_write: Callable[[str, bytes], None] = lambda name, data: None
         self.on_death: Callable[[], None] = lambda: None
         self.on_answer: Callable[[], None] = lambda: None
 
@@ -267,7 +280,7 @@ class SimNode:
         def guarded(seam: Any, name: str) -> Any:
             return guard(seam, life, f"{self.name} {name}", self._delay)
 
-        clock = self._clock
+        clock = self.clock
         journal = Journal(store=guarded(self.journal, "journal"), clock=clock)
         events = Events(journal)
         disk = guarded(MemoryDisk(self.machine, self.contents), "disk")
@@ -333,6 +346,9 @@ class SimNode:
             self.trouble_with_jobs -= 1
             errors.append(RetryError("the mirror does not answer"))
         return FakeDoer(targets=self.targets, seconds=seconds, errors=errors)
+
+    def _written(self, name: str, data: bytes) -> None:
+        self.on_write(name, data)
 
     # ---- the machine ---------------------------------------------------------------------------------
 

@@ -1,17 +1,20 @@
-"""Histories that found something once, and are played at each run. A name says what it found.
+"""What the simulation has found, by name: the history of each lies in ``found/`` and is played at each run; see kept.py."""
 
-A change of how histories are made gives old numbers new stories: then look for others that find the same, by breaking
-the product again as it was broken.
-"""
+DRAWS = 3
+"""How often each is played, each time with other delays and engines."""
 
-SEEDS: dict[str, int] = {
-    # A broken engine whose agent was restarted stayed loading for ever: no rollout ended, nothing was reverted.
-    "never ready, adopted": 357,
-    # A spec that failed a while after it was ready was rolled through every replica, below what maxUnavailable allows.
-    "one replica after the other": 20,
-    # An apply that slept through its lease went on to command nodes that had not heard of the next one.
-    "commands after the lease": 52,
-    # A node had accepted a start, rebooted, and its agent was not back when the dead apply was taken over: the start was
-    # taken as never sent, and the engine came up recorded by nobody.
-    "agent not back at the takeover": 71,
+FOUND: dict[str, str] = {
+    "never ready, adopted": (
+        "A broken engine whose agent was restarted stayed loading for ever: no rollout ended, nothing was reverted."
+    ),
+    "one replica after the other": (
+        "A spec that failed a while after it was ready was rolled through every replica, below what maxUnavailable allows."
+    ),
+    "commands after the lease": (
+        "An apply that slept through its lease went on to command nodes that had not heard of the next one."
+    ),
+    "agent not back at the takeover": (
+        "A node had accepted a start, rebooted, and its agent was not back when the dead apply was taken over: the start was "
+        "taken as never sent, and the engine came up recorded by nobody."
+    ),
 }

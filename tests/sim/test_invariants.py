@@ -76,7 +76,9 @@ def changed(record: Record, replica: ReplicaRecord) -> Record:
 
 
 async def write(world: World, record: Record) -> None:
-    await world.store.write(record, after=world.store.written[-1].version, message="planted", plan=None)
+    await world.store.at("ann@desk").write(
+        record, after=world.store.written[-1].version, message="planted", plan=None
+    )
 
 
 def last_pass(record: Record) -> PassRecord:
@@ -95,7 +97,9 @@ async def intent(world: World) -> int:
     """A pass begins, by the last plan that commanded something."""
     record = begun(record_of(world), lease_until=world.clock.now())
     plan = world.store.plans[max(world.store.plans)]
-    await world.store.write(record, after=world.store.written[-1].version, message="planted", plan=plan)
+    await world.store.at("ann@desk").write(
+        record, after=world.store.written[-1].version, message="planted", plan=plan
+    )
     return record.serial
 
 
@@ -244,7 +248,9 @@ def test_a_controller_that_commands_when_its_lease_is_over() -> None:
         serial = await intent(world)
         for number in (serial, first):
             params = command(number, "ant-00000000-0.1-r0")
-            world.invariants.sending("forget", codec.from_json(ForgetParams, params, strict=True))
+            world.invariants.sending(
+                world.clock, "forget", codec.from_json(ForgetParams, params, strict=True)
+            )
             await sent(world, "forget", params)
 
     told = planted(plant)
@@ -282,7 +288,9 @@ def test_the_last_replica_of_a_protected_model_is_taken_away() -> None:
         commit = await world.commits.newest()
         record = replace(begun(record_of(world), lease_until=world.clock.now()), commit=commit)
         plan = world.store.plans[max(world.store.plans)]
-        await world.store.write(record, after=world.store.written[-1].version, message="planted", plan=plan)
+        await world.store.at("ann@desk").write(
+            record, after=world.store.written[-1].version, message="planted", plan=plan
+        )
         await sent(world, "drain", command(record.serial, engine(world, "bee").order.shard))
 
     assert "and 1 must be: it is protected" in planted(plant)

@@ -4,7 +4,8 @@ import os
 import subprocess
 import sys
 
-from tests.sim.history import make, play
+from tests.sim.history import play
+from tests.sim.making import make
 
 SEED = 7
 
@@ -17,7 +18,8 @@ def test_the_same_seed_goes_the_same_way_twice() -> None:
 
 
 def test_the_same_seed_goes_the_same_way_in_another_interpreter_with_another_order_of_sets() -> None:
-    code = f"from tests.sim.history import make, play; print(play(make({SEED})).digest)"
+    imports = "from tests.sim.history import play; from tests.sim.making import make"
+    code = f"{imports}; print(play(make({SEED})).digest)"
     told = {
         subprocess.run(
             [sys.executable, "-c", code],

@@ -5,18 +5,19 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Coroutine, Mapping
+from datetime import timedelta
 from random import Random
 from typing import Any
 
 from llmgw.agent.fakes import PretendedNode
 from llmgw.controller.nodes.memory import MemoryTransport
 from tests.sim.commits import Commits, FleetWish, address_of
-from tests.sim.controllers import Controllers, broken, died
+from tests.sim.controllers import Controllers, Machine, broken, died
 from tests.sim.crash import Incarnation, own_tasks
 from tests.sim.invariants import Invariants
 from tests.sim.loop import LoopClock, VirtualLoop
 from tests.sim.node import SimNode
-from tests.sim.store import SimStore
+from tests.sim.store import OpenStore, SimStore
 
 LAST_ACTIONS = 40
 
@@ -24,7 +25,9 @@ LAST_ACTIONS = 40
 class World:
     """Everything that happens is told here; ``digest`` sums up every seam call, so that two runs can be compared."""
 
-    def __init__(self, rng: Random, wish: FleetWish, *, allow_prune: bool = True) -> None:
+    def __init__(
+        self, rng: Random, wish: FleetWish, *, allow_prune: bool = True, opened: OpenStore | None = None
+    ) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         loop.set_task_factory(own_tasks)  # type: ignore[arg-type] # typeshed wants it generic in the task's kind
@@ -38,7 +41,7 @@ class World:
         self._digest = hashlib.sha256()
         self.commits = Commits()
         self.commits.add(wish)
-        self.store = SimStore(rng, self.clock, wrote=self._wrote)
+        self.store = SimStore(rng, self.clock, opened=opened, wrote=self._wrote)
         self._network: dict[str, PretendedNode] = {}
         self.nodes = {node.name: self._node(node.name, node.gpus) for node in wish.nodes}
         self.invariants = Invariants(self)
@@ -46,7 +49,10 @@ class World:
             commits=self.commits,
             store=self.store,
             transport=MemoryTransport(nodes={name: node.line for name, node in self.nodes.items()}),
-            clock=self.clock,
+            machines={
+                name: Machine(holder=name, clock=LoopClock(loop), store=self.store.at(name))
+                for name in ("ann@desk", "bob@laptop")
+            },
             delay=self.delay,
             life=self.life,
             told=self.told,
@@ -63,7 +69,7 @@ class World:
             name,
             gpus,
             rng=self.rng,
-            clock=self.clock,
+            clock=LoopClock(self.loop),
             life=self.life,
             delay=self.delay,
             told=self.told,
@@ -74,6 +80,7 @@ class World:
         node.machine.on_signal = lambda process, number: self.invariants.signalled(node, process, number)
         node.machine.on_begin = lambda: self.invariants.began(node)
         node.machine.on_end = lambda shard: self.invariants.ended(node, shard)
+        node.on_write = lambda path, data: self.invariants.written(node, path, data)
         node.on_death = lambda: self.invariants.agent_died(node)
         node.on_answer = lambda: self.invariants.agent_is_back(node)
         return node
@@ -96,6 +103,15 @@ class World:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.told(f"background: {error}")
+
+    def set_clocks(self, seconds: float, *clocks: LoopClock) -> None:
+        """As somebody sets them, or NTP does; all of them if none is named."""
+        controllers = [machine.clock for machine in self.controllers.machines.values()]
+        nodes = [node.clock for node in self.nodes.values()]
+        for clock in clocks or (self.clock, *controllers, *nodes):
+            clock.step += timedelta(seconds=seconds)
+        steps = {clock.step for clock in controllers}
+        self.invariants.clocks_differ = self.invariants.clocks_differ or len(steps) > 1
 
     # ---- what happens --------------------------------------------------------------------------------
 
@@ -122,7 +138,7 @@ class World:
 
     def _reached(self, life: Incarnation, point: str) -> None:
         self.calls += 1
-        self._digest.update(f"{self.loop.elapsed!r} {life.name} {point}\n".encode())
+        self._digest.update(f"{life.name} {point}\n".encode())
         self.invariants.step()
 
     def _wrote(self) -> None:
@@ -137,6 +153,7 @@ class World:
             self.invariants.arrived(node, method, params)
         elif isinstance(outcome, BaseException):
             self.told(f"{node} refuses {command['id']}: {outcome}")
+            self.invariants.refused(method, params)
         else:
             shard = (outcome or {}).get("shard") or {}
             self.told(

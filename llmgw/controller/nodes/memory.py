@@ -4,8 +4,9 @@ line wherever a real one breaks. For tests and the simulation.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
@@ -44,10 +45,18 @@ class Cut(Enum):
     AFTER = "after"
 
 
+def _is_set() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
 @dataclass(slots=True, kw_only=True)
 class MemoryNode:
     """One pretended machine. ``start`` makes its agent when it is bootstrapped; ``cuts`` break the next requests, one
-    each, first come first served."""
+    each, first come first served. A request takes ``delay`` seconds and arrives even if nobody waits for it any more. While
+    ``hears`` is not set none arrives, while ``speaks`` is not set no answer does, and no connection breaks of it; what was sent
+    meanwhile comes late. With ``echo`` each command comes a second time so many seconds later, if its connection still holds."""
 
     start: Callable[[str], Awaitable[Service]]
     service: Service | None = None
@@ -55,6 +64,9 @@ class MemoryNode:
     facts: Facts = Facts()
     cuts: list[Cut] = field(default_factory=list)
     delay: float = 0.0
+    echo: float | None = None
+    hears: asyncio.Event = field(default_factory=_is_set)
+    speaks: asyncio.Event = field(default_factory=_is_set)
     broken: asyncio.Event = field(default_factory=asyncio.Event)
 
     def break_lines(self) -> None:
@@ -137,13 +149,12 @@ class _Line:
             self.machine.break_lines()
             raise UnknownOutcomeError(f"{doing}: the connection was lost", after=AGAIN)
         request = rpc.read_request(rpc.encode(Request(method=method, id=1, params=codec.to_json(params))))
-        if self.machine.delay:
-            await asyncio.sleep(self.machine.delay)
-        work = asyncio.ensure_future(_answer(service, request))
+        work = _on_the_way(self._delivered(service, request))
+        if self.machine.echo is not None and "command" in request.params:
+            _on_the_way(self._again(service, request, self.machine.echo))
         await _first(work, self.broken)
         if not work.done() or cut is Cut.AFTER:
             # What the agent was told it goes on doing; only its answer is lost.
-            work.add_done_callback(_looked_at)
             if cut is Cut.AFTER:
                 self.machine.break_lines()
             raise UnknownOutcomeError(
@@ -151,6 +162,24 @@ class _Line:
             )
         await self.checkpoint(f"answered:{method}")
         return work.result()
+
+    async def _delivered(self, service: Service, request: Request) -> Response:
+        await asyncio.sleep(self.machine.delay)
+        await self.machine.hears.wait()
+        response = await _answer(service, request)
+        await self.machine.speaks.wait()
+        return response
+
+    async def _again(self, service: Service, request: Request, after: float) -> Response | None:
+        await asyncio.sleep(after)
+        return await _answer(service, request) if not self.broken.is_set() else None
+
+
+def _on_the_way(work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+    """In a context of its own: what is under way is the network's, and arrives though its sender has died."""
+    task = asyncio.get_running_loop().create_task(work, context=Context())
+    task.add_done_callback(_looked_at)
+    return task
 
 
 async def _answer(service: Service, request: Request) -> Response:
@@ -175,7 +204,7 @@ async def _first(work: "asyncio.Future[Any]", broken: asyncio.Event) -> None:
         await asyncio.gather(breaking, return_exceptions=True)
 
 
-def _looked_at(work: "asyncio.Future[Response]") -> None:
+def _looked_at(work: "asyncio.Future[Any]") -> None:
     if not work.cancelled():
         work.exception()
 
