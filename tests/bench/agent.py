@@ -46,6 +46,8 @@ REST: Final = 30.0
 RATE: Final = 10_000
 SECONDS: Final = 10
 PATIENCE: Final = 120.0
+MEMORY: Final = "/dev/shm"
+START: Final = "from the order to a process that runs, and a watcher that knows its pid"
 SLEEPER: Final = ("/bin/sleep", "100000")
 WRITER: Final = """
 import sys, time
@@ -90,6 +92,10 @@ def section(base: Path) -> str:
 
 async def _measured(base: Path) -> list[AgentRow]:
     rows = []
+    with tempfile.TemporaryDirectory(prefix="llmgw-bench-", dir=MEMORY) as folder:
+        async with _machine(Path(folder) / "diskless") as machine:
+            rows += [row for row in await _starts_and_deaths(machine) if row.what == START]
+    rows[0] = replace(rows[0], what=f"{START}, with a disk that never lets it wait")
     for measure in (_starts_and_deaths, _adoption, _at_rest, _talkative, _hanging):
         async with _machine(base / measure.__name__) as machine:
             rows += await measure(machine)
@@ -175,7 +181,7 @@ async def _starts_and_deaths(machine: Machine) -> list[AgentRow]:
         each = (cpu_seconds(agent) - before) / (2 * RUNS)
     return [
         AgentRow(
-            what="from the order to a process that runs, and a watcher that knows its pid",
+            what=START,
             figure=_spread(starts),
             target="30 ms",
         ),

@@ -256,3 +256,12 @@ def test_an_engine_has_every_signal_as_the_kernel_gives_it(tmp_path: Path) -> No
         1 << 31 | 1 << 32
     )  # 32 and 33 are the C library's, which lets nobody set them: make starts its children without
     assert [int(told[name], 16) & ~own for name in ("SigBlk", "SigIgn", "SigCgt")] == [0, 0, 0]
+
+
+def test_an_engine_that_cannot_be_born_into_its_control_group_joins_it(bench: Bench) -> None:
+    """As under an old kernel, or where a sandbox forbids the call: a plain folder is no control group."""
+    group = bench.folder / "group"
+    assert bench.run(bench.order("/bin/sleep", "30", cgroup=str(group))) == {"ok": True}
+    engine = bench.status()["engine"]["pid"]
+    assert (group / "cgroup.procs").read_text() == str(engine)
+    assert bench.status()["cgroup"] == str(group)
