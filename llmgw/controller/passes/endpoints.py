@@ -125,7 +125,7 @@ def as_format(found: Sequence[Reachable], name: str) -> str:
         case "nginx":
             return _nginx(ready(found))
         case "prometheus-sd":
-            return _prometheus(found)
+            return prometheus_sd([it.endpoint for it in found])
         case _:
             raise StalledError(f"no format is called {name}: use one of {', '.join(FORMATS)}")
 
@@ -180,19 +180,20 @@ def _nginx(found: Sequence[Reachable]) -> str:
     return "\n".join(lines) if lines else "# no replica is ready\n"
 
 
-def _prometheus(found: Sequence[Reachable]) -> str:
-    """``file_sd_configs``: one target a replica. Engines whose metrics need the key need it in the scrape job."""
+def prometheus_sd(endpoints: Sequence[Endpoint]) -> str:
+    """For ``file_sd_configs`` and ``http_sd_configs``: one target a replica. Engines whose metrics need the key need it in the
+    scrape job."""
     targets = [
         {
-            "targets": [_authority(it.endpoint)],
+            "targets": [_authority(endpoint)],
             "labels": {
-                "model": it.endpoint.model,
-                "served_name": it.endpoint.served_name,
-                "replica": it.endpoint.replica,
-                "state": it.endpoint.state,
+                "model": endpoint.model,
+                "served_name": endpoint.served_name,
+                "replica": endpoint.replica,
+                "state": endpoint.state,
             },
         }
-        for it in found
+        for endpoint in endpoints
     ]
     return json.dumps(targets, indent=2, ensure_ascii=False) + "\n"
 

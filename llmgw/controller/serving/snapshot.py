@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from llmgw.core.show.status import Status
 from llmgw.model.ids import Commit
+from llmgw.model.record import Endpoint
 
 BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Seconds: a pass over a few local nodes takes a tenth of one, with a node out of reach 20."""
@@ -92,6 +93,7 @@ class Snapshot:
     """When a pass last ended that could read, ask and command what it had to, so that all went on as it should."""
     status: Status | None = None  # what `llmgw status` would show, as the last pass saw it
     looked: datetime | None = None  # when that was
+    endpoints: tuple[Endpoint, ...] = ()  # that the record publishes
     changes: int = 0  # of the last plan, those that are not blocked
     blocked: int = 0
     drift: int = 0
