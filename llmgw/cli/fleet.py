@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,10 @@ from llmgw.cli.show import showing
 from llmgw.cli.told import as_json, nothing_asked, plan_key, plan_text, summary
 from llmgw.controller.opening import Opened
 from llmgw.controller.passes import saved as saved_plans
-from llmgw.controller.passes.endpoints import as_json as endpoints_json
-from llmgw.controller.passes.endpoints import reachable, write
 from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.lease import open_pass
 from llmgw.controller.passes.links import Links
-from llmgw.controller.passes.prepare import Prepared, Wish, own_secret, prepare
+from llmgw.controller.passes.prepare import Prepared, Wish, prepare
 from llmgw.controller.passes.progress import Progress
 from llmgw.controller.passes.reconcile import one_pass
 from llmgw.controller.passes.recover import recover as rebuild
@@ -34,7 +31,6 @@ from llmgw.controller.repo.state_branch import UnreadableRecordError
 from llmgw.core.amounts import plural
 from llmgw.model.plan import Plan
 from llmgw.model.problems import StaleError, StalledError
-from llmgw.model.record import Record
 from llmgw.model.units import duration
 
 Command = Callable[..., Any]
@@ -54,6 +50,11 @@ def _wishes(command: Command) -> Command:
             "--allow-prune",
             is_flag=True,
             help="Remove more than spec.prune of the Fleet allows, even everything.",
+        ),
+        click.option(
+            "--prune-unrecorded",
+            is_flag=True,
+            help="Stop what agents of this fleet run and no record knows, unless Git asks for it.",
         ),
     ):
         command = option(command)
@@ -129,6 +130,7 @@ async def _wish(
     allow_prune: bool = False,
     allow_rollback: bool = False,
     allow_unknown_size: bool = False,
+    prune_unrecorded: bool = False,
 ) -> Wish:
     if commit is not None and worktree:
         raise click.UsageError("--commit and --worktree name two different things to plan: give one of them")
@@ -139,6 +141,7 @@ async def _wish(
         allow_prune=allow_prune,
         allow_rollback=allow_rollback,
         allow_unknown_size=allow_unknown_size,
+        prune_unrecorded=prune_unrecorded,
     )
 
 
@@ -229,7 +232,7 @@ async def _apply(
             allow_unpushed=allow_unpushed,
             lock_timeout=_seconds(lock_timeout, opened.settings.lock_timeout),
             approve=_tell if not json_wanted else None,
-            recorded=partial(_write_endpoints, opened),
+            recorded=opened.write_endpoints,
         )
         if saved is None and not yes:
             agreed = await _agreed(opened, wish, links)
@@ -292,13 +295,6 @@ async def _carry_out(
         return await settle(opened.fleet, request, links=links, halt=halt, progress=progress)
     result = await one_pass(opened.fleet, request, links=links, halt=halt, progress=progress)
     return Settled(last=result, passes=1, worked=bool(result.done))
-
-
-def _write_endpoints(opened: Opened, record: Record) -> None:
-    """Where llmgw.yaml names a file for them, it is true after every pass."""
-    path = opened.settings.endpoints_file
-    if path is not None:
-        write(endpoints_json(reachable(record, own_secret(opened.fleet, record)), record), path)
 
 
 def _tell_end(settled: Settled, *, json_wanted: bool) -> int:

@@ -37,6 +37,10 @@ COMMANDS: dict[str, dict[str, Entry]] = {
     "Fleet": {
         "plan": Entry("fleet:plan", "Show what applying the newest commit would change."),
         "apply": Entry("fleet:apply", "Make the fleet what a commit asks for."),
+        "forget": Entry("custody:forget", "Stop managing a replica or a model; what runs runs on."),
+        "adopt": Entry("custody:adopt", "Manage a replica that runs and is forgotten or unrecorded."),
+        "sync": Entry("unattended:sync", "Make the fleet what the newest commit asks for, from cron."),
+        "serve": Entry("unattended:serve", "Follow the branch and the nodes for as long as it runs."),
         "recover": Entry("fleet:recover", "Rebuild a lost record from what the agents report."),
     },
     "Look": {

@@ -6,6 +6,7 @@ Light on purpose: ``llmgw --help`` imports it.
 
 import sys
 from functools import cache
+from time import gmtime
 from typing import TYPE_CHECKING, TextIO
 
 import click
@@ -14,6 +15,8 @@ from llmgw.model import exitcode
 from llmgw.model.problems import InvalidError, LlmgwError
 
 if TYPE_CHECKING:
+    import logging
+
     from llmgw.redaction import Redactor
 
 DONE, ERROR, CHANGES, STALE = exitcode.DONE, exitcode.ERROR, exitcode.CHANGES, exitcode.STALE
@@ -49,13 +52,37 @@ def tell_logs() -> None:
     """From now on what libraries warn of is told like everything else: through the one redaction."""
     import logging  # noqa: PLC0415 - `--help` needs none of it
 
+    handler = _telling("%(name)s: %(message)s")
+    handler.setLevel(logging.WARNING)
+    logging.getLogger().addHandler(handler)
+
+
+def _telling(form: str) -> "logging.Handler":
+    import logging  # noqa: PLC0415 - see tell_logs
+
     class Told(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             note(self.format(record))
 
-    handler = Told(logging.WARNING)
-    handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-    logging.getLogger().addHandler(handler)
+    formatter = logging.Formatter(form, datefmt="%Y-%m-%dT%H:%M:%S")
+    formatter.converter = gmtime
+    handler = Told()
+    handler.setFormatter(formatter)
+    return handler
+
+
+def tell_of(name: str, level: int) -> None:
+    """From now on what this part of llmgw logs is told from ``level`` on, one line each, with the time of day where nobody
+    else writes it down."""
+    import logging  # noqa: PLC0415 - see tell_logs
+
+    from llmgw.cli.environment import environment  # noqa: PLC0415 - see redactor
+
+    moment = "" if environment().get("JOURNAL_STREAM") else "%(asctime)s.%(msecs)03dZ "
+    logger = logging.getLogger(name)
+    logger.addHandler(_telling(f"{moment}%(levelname)s %(message)s"))
+    logger.setLevel(level)
+    logger.propagate = False
 
 
 def note_if(text: str) -> None:

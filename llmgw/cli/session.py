@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,10 +25,10 @@ SHOW_CURSOR = "\x1b[?25h"
 """The moving lines hide it, and who leaves at once does not come by where they show it again."""
 
 
-def settings_of(asked: Asked) -> Settings:
-    """Flags before environment before llmgw.yaml before defaults."""
+def settings_of(asked: Asked, flags: Mapping[str, str | None] | None = None) -> Settings:
+    """Flags before environment before llmgw.yaml before defaults. ``flags``: those of one command, by the settings' names."""
     return load_settings(
-        flags={"repo": asked.repo, "branch": asked.branch, "path": asked.path},
+        flags={"repo": asked.repo, "branch": asked.branch, "path": asked.path, **(flags or {})},
         environ=environment(),
         cwd=Path.cwd(),
         config=str(asked.config) if asked.config else None,
@@ -36,10 +36,12 @@ def settings_of(asked: Asked) -> Settings:
 
 
 @asynccontextmanager
-async def fleet_of(asked: Asked) -> AsyncIterator[tuple[Opened, Links]]:
+async def fleet_of(
+    asked: Asked, *, trigger: str = "manual", flags: Mapping[str, str | None] | None = None
+) -> AsyncIterator[tuple[Opened, Links]]:
     """The fleet that a command is about, and the connections it opens; both are closed at the end."""
-    settings = settings_of(asked)
-    async with opened(settings, environment(), redactor=output.redactor()) as found:
+    settings = settings_of(asked, flags)
+    async with opened(settings, environment(), redactor=output.redactor(), trigger=trigger) as found:
         fleet = replace(found.fleet, instance=instance_of(settings.state_dir))
         open_fleet = replace(found, fleet=fleet)
         links = Links(open_fleet.fleet.transports)

@@ -16,6 +16,8 @@ from llmgw.controller.nodes.local import LocalTransport
 from llmgw.controller.nodes.ssh.login import Surroundings
 from llmgw.controller.nodes.ssh.transport import SshTransport
 from llmgw.controller.nodes.transport import Transport
+from llmgw.controller.passes import endpoints
+from llmgw.controller.passes.prepare import own_secret
 from llmgw.controller.repo.git import Git, GitEnvironment
 from llmgw.controller.repo.locks import FLEET_LOCK, FileLock
 from llmgw.controller.repo.mirror import Mirror
@@ -30,6 +32,7 @@ from llmgw.engines.registry import ADAPTERS
 from llmgw.model.desired import Desired
 from llmgw.model.ids import FleetId
 from llmgw.model.problems import StalledError
+from llmgw.model.record import Record
 from llmgw.redaction import Redactor
 
 SECRET_VARIABLE = "LLMGW_SECRET"  # noqa: S105 - the variable's name, not what it holds
@@ -71,6 +74,13 @@ class Opened:
                 f"{self.settings.repo} has no work tree on this machine: run this in one, or plan a commit"
             )
         return desired_of_folder(top, self.folder(top), key_id=key_id, adapters=ADAPTERS)
+
+    def write_endpoints(self, record: Record) -> None:
+        """Where the settings name a file for them, it is true after every pass."""
+        path = self.settings.endpoints_file
+        if path is not None:
+            found = endpoints.reachable(record, own_secret(self.fleet, record))
+            endpoints.write(endpoints.as_json(found, record), path)
 
     def folder(self, top: Path) -> str | None:
         """Where the manifests lie in the work tree; None: where they usually do."""

@@ -4,7 +4,6 @@ import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 import click
@@ -18,7 +17,6 @@ from llmgw.cli.show import showing
 from llmgw.cli.told import plan_key, plan_text
 from llmgw.clock import Clock
 from llmgw.controller.opening import Opened
-from llmgw.controller.passes import endpoints
 from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.leaving import Ways, uninstall
 from llmgw.controller.passes.links import Links
@@ -33,7 +31,7 @@ from llmgw.controller.passes.onenode import (
     strays,
     what_runs,
 )
-from llmgw.controller.passes.prepare import Prepared, Wish, applied, own_secret, prepare
+from llmgw.controller.passes.prepare import Prepared, Wish, applied, prepare
 from llmgw.controller.passes.progress import Silent
 from llmgw.controller.passes.reconcile import one_pass
 from llmgw.controller.passes.settle import settle
@@ -153,7 +151,7 @@ async def _empty(opened: Opened, links: Links, asking: Asking, wish: Wish, prepa
         wish=wish,
         allow_unpushed=asking.allow_unpushed,
         lock_timeout=opened.settings.lock_timeout,
-        recorded=partial(_keep_endpoints, opened),
+        recorded=opened.write_endpoints,
     )
     make = evicting(name) if asking.stop else None
     _refuse(asking, prepared)
@@ -198,14 +196,6 @@ async def _until_gone(links: Links, node: DesiredNode, record: Record, clock: Cl
                 f" llmgw node show {node.name}, then try again"
             )
         await asyncio.sleep(POLL)
-
-
-def _keep_endpoints(opened: Opened, record: Record) -> None:
-    """Where llmgw.yaml names a file for them, it is true after every pass."""
-    path = opened.settings.endpoints_file
-    if path is not None:
-        found = endpoints.reachable(record, own_secret(opened.fleet, record))
-        endpoints.write(endpoints.as_json(found, record), path)
 
 
 def _as_shown(shown: Plan) -> Callable[[Plan], None]:

@@ -20,6 +20,7 @@ from llmgw.model.problems import HeldError, StalledError
 FLEET_LOCK = "apply.lock"
 """Name of the lock below a fleet's state directory that whoever changes the fleet holds."""
 
+WAIT = "wait for it to end, or wait here with --lock-timeout"
 _LOOK_AGAIN = (
     0.05  # seconds; the kernel tells nobody when a lock comes free, unless a thread is spent on waiting
 )
@@ -43,13 +44,15 @@ class Holding:
 class FileLock:
     """``async with lock.held(timeout=0): ...``. Exclusive against other processes and other tasks alike."""
 
-    __slots__ = ("_clock", "_holder", "_path", "_what")
+    __slots__ = ("_clock", "_holder", "_instead", "_path", "_what")
 
-    def __init__(self, path: Path, *, clock: Clock, holder: str, what: str = "") -> None:
+    def __init__(self, path: Path, *, clock: Clock, holder: str, what: str = "", instead: str = WAIT) -> None:
+        """``what`` and ``instead`` are for messages: what the holder is at, and what whoever comes second can do."""
         self._path = path
         self._clock = clock
         self._holder = holder
         self._what = what
+        self._instead = instead
 
     @property
     def path(self) -> Path:
@@ -109,8 +112,7 @@ class FileLock:
         who = str(holding) if holding else "a process that has not written down who it is"
         after = f" after waiting {timedelta(seconds=waited)}" if waited else ""
         return HeldError(
-            f"{self._what or 'taking the lock'} at {self._path}: held{after} by {who}: "
-            "wait for it to end, or wait here with --lock-timeout"
+            f"{self._what or 'taking the lock'} at {self._path}: held{after} by {who}: {self._instead}"
         )
 
     def _sign(self, descriptor: int) -> None:

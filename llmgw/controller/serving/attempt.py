@@ -17,7 +17,7 @@ from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.prepare import Wish
 from llmgw.controller.passes.progress import Progress
 from llmgw.controller.passes.reconcile import one_pass
-from llmgw.controller.passes.settle import Settled, next_look
+from llmgw.controller.passes.settle import Settled, next_look, settle
 from llmgw.controller.passes.story import lower, sentence
 from llmgw.controller.passes.values import PassRequest, PassResult
 from llmgw.controller.passes.verdict import Verdict, verdict
@@ -84,6 +84,7 @@ class Attempts:
     fleet: Fleet
     links: Links
     recorded: Callable[[Record], None] | None = None
+    wait: bool = False  # with all passes that follow until nothing is left to do and nothing is on its way
 
     async def make(self, cause: Cause, *, number: int, halt: Halt, progress: Progress) -> Attempted:
         """Never raises, but for being cancelled: what went wrong stands in the answer."""
@@ -97,20 +98,23 @@ class Attempts:
         try:
             head = cause.head or await self.fleet.source.newest()
             try:
-                result = await self._pass(cause, head, halt, progress)
+                settled = await self._pass(cause, head, halt, progress)
             except (InvalidError, StalledError) as refused:
                 return await self._kept_up(cause, head, refused, halt, progress)
-            return self._ended(cause, result)
+            return self._ended(cause, settled)
         except LlmgwError as failed:
             return self._failed(cause, failed)
         except Exception as broken:  # a bug in one pass must not end all that would come after it
             log.exception("a pass broke")
             return self._failed(cause, broken)
 
-    async def _pass(self, cause: Cause, commit: Commit, halt: Halt, progress: Progress) -> PassResult:
+    async def _pass(self, cause: Cause, commit: Commit, halt: Halt, progress: Progress) -> Settled:
         fleet = replace(self.fleet, trigger=cause.trigger)
         request = PassRequest(wish=Wish(commit=commit), recorded=self.recorded)
-        return await one_pass(fleet, request, links=self.links, halt=halt, progress=progress)
+        if self.wait:
+            return await settle(fleet, request, links=self.links, halt=halt, progress=progress)
+        result = await one_pass(fleet, request, links=self.links, halt=halt, progress=progress)
+        return Settled(last=result, passes=1, worked=bool(result.done))
 
     async def _kept_up(
         self, cause: Cause, head: Commit, refused: InvalidError | StalledError, halt: Halt, progress: Progress
@@ -122,19 +126,19 @@ class Attempts:
         if applied is None or applied == head:
             told = refusal if isinstance(refused, InvalidError) else None
             return replace(self._failed(cause, refused, commit=head), refused=told)
-        result = await self._pass(cause, applied, halt, progress)
-        ended = self._ended(cause, result)
+        settled = await self._pass(cause, applied, halt, progress)
+        ended = self._ended(cause, settled)
         why = f"commit {head[:10]} is refused, and the fleet kept as {applied[:10]} asks"
         last = replace(
             ended.last,
             code=exitcode.worst((exitcode.ERROR, ended.last.code)),
-            ended=INVALID if result.outcome is None else ended.last.ended,
+            ended=INVALID if settled.last.outcome is None else ended.last.ended,
             sentence=f"{ended.last.sentence}; {why}",
         )
         return replace(ended, last=last, refused=refusal)
 
-    def _ended(self, cause: Cause, result: PassResult) -> Attempted:
-        told = verdict(Settled(last=result, passes=1, worked=bool(result.done)))
+    def _ended(self, cause: Cause, settled: Settled) -> Attempted:
+        told, result = verdict(settled), settled.last
         kinds = {step.id: step.kind for step in result.plan.steps}
         steps = Counter(
             (kinds[name].value, it.outcome.value)

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from random import Random
 
 from llmgw.controller.fleet import Source
@@ -14,6 +15,15 @@ from llmgw.model.problems import LlmgwError
 log = logging.getLogger("llmgw.serve")
 
 Moved = Callable[[Commit | None, Commit], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What is known of the branch beside its commits. ``watch`` sets the event it is given when the branch may have moved; None:
+    nothing tells, as of a repository on another machine."""
+
+    name: Callable[[], Awaitable[str]]
+    watch: Callable[[asyncio.Event], Awaitable[None]] | None = None
 
 
 class Branch:
@@ -28,6 +38,7 @@ class Branch:
         jitter: float,
         rng: Random,
         moved: Moved,
+        place: Place | None = None,
     ) -> None:
         """``interval``, give or take ``jitter``: seconds between looks that nobody asked for."""
         self._source = source
@@ -36,6 +47,7 @@ class Branch:
         self._jitter = jitter
         self._rng = rng
         self._moved = moved
+        self._place = place
         self._turn = asyncio.Lock()
         self.nudge = asyncio.Event()
         self.head: Commit | None = None
@@ -45,6 +57,8 @@ class Branch:
         async with self._turn:
             try:
                 newest = await self._source.newest()
+                if self._place is not None and not self._snapshots.now.ref:
+                    self._snapshots.change(ref=await self._place.name())
             except LlmgwError as failed:
                 if not self._snapshots.now.source_error:
                     log.warning("source error=%s", failed)

@@ -15,7 +15,7 @@ from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.story import intent_sentence
 from llmgw.controller.serving.attempt import Attempted, Attempts, Cause, Refusal
-from llmgw.controller.serving.branch import Branch
+from llmgw.controller.serving.branch import Branch, Place
 from llmgw.controller.serving.hints import Hints, Woken
 from llmgw.controller.serving.pauses import Pauses, first_of
 from llmgw.controller.serving.reach import KeptLinks
@@ -73,7 +73,7 @@ class _AtWork:
 
 class Loop:
     """``run`` goes on until it is told to stop. ``observers`` are told what happens; ``recorded`` is given the record that
-    stands at the end of each pass; ``refs`` watches the branch on this machine and sets the event it is given."""
+    stands at the end of each pass."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Loop:
         rng: Random,
         observers: Sequence[Observer] = (),
         recorded: Callable[[Record], None] | None = None,
-        refs: Callable[[asyncio.Event], Awaitable[None]] | None = None,
+        place: Place | None = None,
     ) -> None:
         self._fleet = fleet
         self._pace = pace
@@ -93,7 +93,7 @@ class Loop:
         self._hints = hints
         self._rng = rng
         self._observers = observers
-        self._refs = refs
+        self._watch = place.watch if place is not None else None
         self._links = KeptLinks(fleet.transports)
         self._streams = Streams(self._links, hints, rng=rng)
         self._attempts = Attempts(fleet=fleet, links=self._links, recorded=recorded)
@@ -104,6 +104,7 @@ class Loop:
             jitter=pace.jitter,
             rng=rng,
             moved=self._head_moved,
+            place=place,
         )
         self._pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE, rng)
         self._turns = Pauses(FIRST_PAUSE, LONGEST_TURN, rng)
@@ -119,8 +120,8 @@ class Loop:
             stack.push_async_callback(self._links.close)
             stack.push_async_callback(self._streams.close)
             background = [asyncio.create_task(_kept("following the branch", self._branch.follow, self._rng))]
-            if self._refs is not None:
-                watch = partial(self._refs, self._branch.nudge)
+            if self._watch is not None:
+                watch = partial(self._watch, self._branch.nudge)
                 background.append(asyncio.create_task(_kept("watching the repository", watch, self._rng)))
             stack.push_async_callback(_ended, background)
             background.append(asyncio.create_task(self._stop_the_pass(stop)))
@@ -357,6 +358,8 @@ async def _kept(doing: str, work: Callable[[], Awaitable[None]], rng: Random) ->
         since = loop.time()
         try:
             await work()
+        except LlmgwError as failed:
+            log.warning("%s: %s", doing, failed)
         except Exception:  # it is begun again, whatever it was
             log.exception("%s broke, and is begun again", doing)
         if loop.time() - since > BACKGROUND_AGAIN[1]:

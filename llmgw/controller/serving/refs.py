@@ -5,14 +5,15 @@ made anew, file systems that tell nothing. So whoever waits here looks by himsel
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
 from watchfiles import Change, awatch
 
-log = logging.getLogger("llmgw.serve")
+from llmgw.controller.repo.mirror import Mirror
+from llmgw.controller.serving.branch import Place
+from llmgw.model.problems import RetryError
 
 STEP = 10
 """Milliseconds without another change after which a change is told: a push writes several files."""
@@ -35,6 +36,22 @@ def repository_of(local: Path) -> Path | None:
 def _pointer(file: Path) -> str:
     with file.open(encoding="utf-8", errors="replace") as opened:
         return opened.read(POINTER).strip()
+
+
+def place_of(mirror: Mirror) -> Place:
+    """The mirror's branch, watched where its repository is on this machine."""
+    local = mirror.remote.local
+    if local is None:
+        return Place(name=mirror.branch)
+
+    async def watch(moved: asyncio.Event) -> None:
+        """Until the repository is another one."""
+        repository = repository_of(local)
+        if repository is None:
+            raise RetryError(f"watching {local}: it is no Git repository")
+        await Refs(repository, await mirror.branch(), moved).watch()
+
+    return Place(name=mirror.branch, watch=watch)
 
 
 class Refs:
