@@ -13,7 +13,7 @@ from typing import Any
 from llmgw.model.claims import GpuClaim
 from llmgw.model.facts import Facts
 from llmgw.model.ids import Commit, FleetId, ReplicaId
-from llmgw.model.manifest import ModelSpec, ProfileSpec
+from llmgw.model.manifest import ModelSpec, NodeSpec, ProfileSpec
 from llmgw.model.problems import Where
 from llmgw.model.report import Exit
 from llmgw.model.weights import Measured, Weights
@@ -71,6 +71,7 @@ class Origin:
     commit: Commit
     where: Where
     serial: int
+    author: str = ""  # of the commit, as Git writes it; empty: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,8 @@ class ReplicaRecord:
     reasons: tuple[str, ...] = ()
     draining_since: datetime | None = None
     last_exit: Exit | None = None
+    replaced_by: str = ""
+    """Who asked for a new copy in its place though nothing changed; empty: nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,18 @@ class Held:
     at: datetime
     replica: ReplicaId | None = None
     last_lines: tuple[str, ...] = ()
+    author: str = ""  # of that commit; empty: not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evicted:
+    """Why one ordinal has no copy: it made room for another model's. It is no failure, and counts as none."""
+
+    replica: ReplicaId  # that went
+    made_room_for: str  # address of who came: model/chat/0
+    commit: Commit
+    serial: int
+    at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +147,7 @@ class ModelRecord:
     last_good_spec: ReplicaSpec | None = None  # what that digest stands for: enough to go back to it
     held: Held | None = None
     attempts: Mapping[str, Attempts] = field(default_factory=dict)  # ordinal (as text) -> failures
+    evicted: Mapping[str, Evicted] = field(default_factory=dict)  # ordinal (as text) -> whom it made room for
     removed: bool = False  # gone from Git: dropped when its last replica has stopped
 
 
@@ -146,6 +162,10 @@ class NodeRecord:
     boot_id: str = ""
     journal_cursor: int = 0
     unreachable_since: datetime | None = None
+    forgiven_at: datetime | None = None
+    """It was silent and answers again: until then that silence still counts, should it fall silent once more."""
+    spec: NodeSpec | None = None
+    """As Git had it last: how it is reached when Git does not name it any more. None: not recorded yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,13 +214,41 @@ class PassRecord:
     errors: tuple[str, ...] = ()
     instance: str = ""
     """Which state directory's lock the holder had. Two machines may go by one name; their locks are not one lock."""
+    targets: tuple[str, ...] = ()  # the only addresses that it was about; empty: all
+    replaced: tuple[str, ...] = ()  # replicas for which new copies were asked for though nothing changed
+    override: str = ""  # why changes were made although they are frozen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp:
+    """A replica that somebody gave up together with a machine that was lost: should a shard of it come back, it is told to
+    stop."""
+
+    replica: ReplicaId
+    node: str
+    by: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """A replica that somebody stopped managing without stopping it: it runs on by its agents' standing orders, keeps what it
+    holds, and no plan touches it until it is adopted or has ended."""
+
+    replica: ReplicaRecord
+    by: str
+    at: datetime
+    serial: int
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     fleet: FleetId
     serial: int = 0
-    commit: Commit | None = None  # the manifests' commit last applied
+    commit: Commit | None = None  # the manifests' commit last applied, whole
+    partial: Commit | None = None
+    """A newer commit, of which only some addresses have been applied since."""
     key_id: str = ""
     tool_version: str = ""
     models: Mapping[str, ModelRecord] = field(default_factory=dict)
@@ -211,5 +259,17 @@ class Record:
     """What is known of the weights that models ask for, by the digest of their source."""
     measured: Mapping[str, Measured] = field(default_factory=dict)
     """What engines said of their memory, by the key of what it holds for."""
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    """The highest placement number of models that are gone, by idPrefix: one that comes back goes on from there."""
     last_pass: PassRecord | None = None
+    given_up: tuple[GivenUp, ...] = ()  # newest last, bounded
+    forgotten: Mapping[str, Forgotten] = field(default_factory=dict)  # by replica id
     spent_plans: tuple[str, ...] = ()  # digests of saved plans already applied, newest last, bounded
+
+    @property
+    def holding(self) -> tuple[ReplicaRecord, ...]:
+        """Every replica that holds something of a node, whether or not anybody manages it."""
+        return (*self.replicas.values(), *(each.replica for each in self.forgotten.values()))
+
+    def knows(self, replica: str) -> bool:
+        return replica in self.replicas or replica in self.forgotten

@@ -144,7 +144,7 @@ def _needed(
 def _models(desired: Desired, record: Record) -> Iterator[tuple[str, DesiredModel]]:
     for model in desired.models.values():
         yield f"model {model.name} needs it", model
-    for replica in record.replicas.values():
+    for replica in record.holding:
         yield f"replica {replica.id} runs with it", _model(replica.model, replica.spec)
     for known in record.models.values():
         if known.last_good_spec is not None:

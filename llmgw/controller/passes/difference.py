@@ -1,5 +1,7 @@
 """What is different between two records, one sentence a thing: what people are told when nobody commanded it."""
 
+from datetime import datetime
+
 from llmgw.core.amounts import size
 from llmgw.model.record import Attempts, ModelRecord, NodeRecord, Record, ReplicaPhase, ReplicaRecord
 
@@ -7,11 +9,17 @@ from llmgw.model.record import Attempts, ModelRecord, NodeRecord, Record, Replic
 def weighty(before: Record, after: Record) -> bool:
     """Whether somebody who reads the record would act differently: replicas, what is held, endpoints. The rest, facts of
     nodes and how far journals were read, can wait."""
-    return (before.replicas, before.models, before.endpoints) != (
-        after.replicas,
-        after.models,
-        after.endpoints,
-    )
+    return _what_counts(before) != _what_counts(after)
+
+
+def _what_counts(record: Record) -> tuple[object, ...]:
+    return record.replicas, record.models, record.endpoints, record.forgotten, _silences(record)
+
+
+def _silences(record: Record) -> dict[str, datetime | None]:
+    """Of nodes that hold something: a clock runs from there."""
+    holding = {rank.node for replica in record.replicas.values() for rank in replica.ranks}
+    return {name: node.unreachable_since for name, node in record.nodes.items() if name in holding}
 
 
 def any_news(before: Record, after: Record) -> bool:
@@ -39,6 +47,11 @@ def _replicas(before: Record, after: Record) -> list[str]:
     for name, old in before.replicas.items():
         if name not in after.replicas:
             told.append(f"{old.model}/{old.ordinal} has stopped on {_where(old)} ({name})")
+    told += [
+        f"{name}, which was forgotten, has stopped on {_where(each.replica)}"
+        for name, each in before.forgotten.items()
+        if not after.knows(name)
+    ]
     return told
 
 

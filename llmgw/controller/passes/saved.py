@@ -12,6 +12,7 @@ from pathlib import Path
 
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.prepare import Prepared, Wish
+from llmgw.core.record.recording import KEY_ID
 from llmgw.model.ids import digest
 from llmgw.model.plan import FORMAT, Plan
 from llmgw.model.problems import LlmgwError, StaleError, StalledError
@@ -21,6 +22,7 @@ LARGEST = 256 * 1024 * 1024
 """Bytes: a plan that starts 3,000 replicas is about 20 MB."""
 FORMAT_KEY = "formatVersion"
 PINNED, PRUNE, ROLLBACK, UNSIZED = "pinned", "allowPrune", "allowRollback", "allowUnknownSize"
+UNRECORDED = "pruneUnrecorded"
 """In ``Plan.extra``: what the plan was asked with. A commit asked for by name stays good when the branch moves on."""
 
 
@@ -40,6 +42,7 @@ def with_wish(plan: Plan, wish: Wish) -> Plan:
         PRUNE: wish.allow_prune,
         ROLLBACK: wish.allow_rollback,
         UNSIZED: wish.allow_unknown_size,
+        UNRECORDED: wish.prune_unrecorded,
     }
     return replace(plan, extra={**plan.extra, **{name: "true" for name, given in asked.items() if given}})
 
@@ -51,6 +54,10 @@ def wish_of(saved: SavedPlan) -> Wish:
         allow_prune=PRUNE in extra,
         allow_rollback=ROLLBACK in extra,
         allow_unknown_size=UNSIZED in extra,
+        prune_unrecorded=UNRECORDED in extra,
+        targets=saved.plan.targets,
+        replaced=tuple(saved.plan.replaced),
+        override=saved.plan.override,
     )
 
 
@@ -128,6 +135,8 @@ async def check_fresh(fleet: Fleet, saved: SavedPlan, prepared: Prepared) -> Non
         raise StaleError(
             f"{saved.path} is for commit {basis.commit[:10]}, and the branch has moved to {(now.commit or '')[:10]}: plan again"
         )
+    if saved.plan.extra.get(KEY_ID) != prepared.plan.extra.get(KEY_ID):
+        raise StaleError(f"{saved.path} was made before the fleet secret was rotated: plan again")
     if basis.observed != now.observed:
         raise StaleError(
             f"{saved.path}: the nodes have changed since it was made{_differences(saved.plan, prepared.plan)}: plan again"

@@ -24,6 +24,8 @@ from llmgw.model.plan import Plan
 from llmgw.model.record import (
     FORMAT,
     Endpoint,
+    Forgotten,
+    GivenUp,
     ModelRecord,
     NodeRecord,
     PassRecord,
@@ -77,11 +79,15 @@ class Head:
     fleet: FleetId
     serial: int
     commit: Commit | None = None
+    partial: Commit | None = None
     key_id: str = ""
     tool_version: str = ""
     last_pass: PassRecord | None = None
+    given_up: tuple[GivenUp, ...] = ()
+    forgotten: Mapping[str, Forgotten] = field(default_factory=dict)
     spent_plans: tuple[str, ...] = ()
     models: Mapping[str, ModelRecord] = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +142,15 @@ def _parts(kept: Kept) -> dict[str, object]:
             fleet=record.fleet,
             serial=record.serial,
             commit=record.commit,
+            partial=record.partial,
             key_id=record.key_id,
             tool_version=record.tool_version,
             last_pass=record.last_pass,
+            given_up=record.given_up,
+            forgotten=dict(sorted(record.forgotten.items())),
             spent_plans=record.spent_plans,
             models=dict(sorted(record.models.items())),
+            numbers=dict(sorted(record.numbers.items())),
         ),
         ENDPOINTS: Endpoints(format=FORMAT, endpoints=record.endpoints),
     }
@@ -187,15 +197,19 @@ def read(files: Mapping[str, bytes]) -> Kept:
             fleet=head.fleet,
             serial=head.serial,
             commit=head.commit,
+            partial=head.partial,
             key_id=head.key_id,
             tool_version=head.tool_version,
             models=head.models,
+            numbers=head.numbers,
             replicas={replica.id: replica for replica in replicas},
             nodes={node.name: node for node in nodes},
             endpoints=_endpoints(files),
             weights=sizes.weights,
             measured=sizes.measured,
             last_pass=head.last_pass,
+            given_up=head.given_up,
+            forgotten=head.forgotten,
             spent_plans=head.spent_plans,
         )
     return Kept(record=record, plan=plan)

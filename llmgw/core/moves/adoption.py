@@ -16,12 +16,13 @@ def adoptable(record: Record, desired: Desired, survey: Survey, *, key_id: str) 
     """One replica for an ordinal that has no copy at all, the newest where there are several."""
     groups: dict[str, list[SeenShard]] = {}
     for seen in survey.shards.values():
-        if seen.report.replica not in record.replicas and seen.report.state not in ENDED:
+        commanded = survey.nodes[seen.node].known
+        if commanded and not record.knows(seen.report.replica) and seen.report.state not in ENDED:
             groups.setdefault(seen.report.replica, []).append(seen)
     taken = {(replica.model, replica.ordinal) for replica in record.replicas.values()}
     found: dict[tuple[str, int], ReplicaRecord] = {}
     for replica_id, shards in sorted(groups.items()):
-        replica = _as_replica(ReplicaId(replica_id), shards, record.models, desired, survey, key_id=key_id)
+        replica = as_replica(ReplicaId(replica_id), shards, record.models, desired, survey, key_id=key_id)
         if replica is None or (place := (replica.model, replica.ordinal)) in taken:
             continue
         if place not in found or found[place].n < replica.n:
@@ -29,7 +30,7 @@ def adoptable(record: Record, desired: Desired, survey: Survey, *, key_id: str) 
     return tuple(found.values())
 
 
-def _as_replica(
+def as_replica(
     replica: ReplicaId,
     shards: list[SeenShard],
     known: Mapping[str, ModelRecord],

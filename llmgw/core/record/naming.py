@@ -31,4 +31,11 @@ def renamed(record: Record, desired: Desired) -> Record:
         key: replace(replica, model=names[replica.model]) if replica.model in names else replica
         for key, replica in record.replicas.items()
     }
-    return replace(record, models=dict(sorted(models.items())), replicas=replicas)
+    forgotten = {
+        key: replace(each, replica=replace(each.replica, model=names[each.replica.model]))
+        if each.replica.model in names
+        else each
+        for key, each in record.forgotten.items()
+    }
+    models = dict(sorted(models.items()))
+    return replace(record, models=models, replicas=replicas, forgotten=forgotten)

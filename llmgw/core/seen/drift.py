@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from llmgw.core.amounts import at, names, plural
 from llmgw.core.seen.condition import ENDED, LEAVING, Condition, Health, changed, condition
+from llmgw.core.seen.strays import holds
 from llmgw.core.seen.survey import NodeView, SeenShard, Survey
 from llmgw.model.plan import Drift
 from llmgw.model.record import NodeRecord, Record, ReplicaPhase, ReplicaRecord
@@ -106,14 +107,14 @@ def _shard(replica: ReplicaRecord, seen: SeenShard, survey: Survey) -> Iterator[
 def _unrecorded(record: Record, survey: Survey, adopted: frozenset[str]) -> Iterator[Drift]:
     for seen in survey.shards.values():
         shard = seen.report
-        if shard.state in ENDED or _recorded_at(record, seen):
+        if shard.state in ENDED or _recorded_at(record, seen) or shard.replica in record.forgotten:
             continue
         after = (
             "it is exactly what Git asks for and is adopted"
             if shard.replica in adopted
-            else "it is left alone"
+            else "it is left alone (--prune-unrecorded stops it)"
         )
-        text = f"{shard.shard} runs on {seen.node} and nobody recorded it: {after}"
+        text = f"{shard.shard} runs on {seen.node} and nobody recorded it; it {holds((seen,))}: {after}"
         yield Drift(
             address=f"model/{shard.model}", keyword="unrecorded", text=text, node=seen.node, shard=shard.shard
         )

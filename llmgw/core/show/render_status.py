@@ -62,7 +62,7 @@ def _replicas(rows: Sequence[ReplicaRow], paint: Callable[[str, str], str]) -> l
     cells = [
         (
             row.replica,
-            row.state if row.recorded else f"{row.state} (unrecorded)",
+            _managed(row),
             ",".join(row.nodes),
             _gpus(row.gpus) or "-",
             _computes_on(row),
@@ -77,6 +77,13 @@ def _replicas(rows: Sequence[ReplicaRow], paint: Callable[[str, str], str]) -> l
         lines.append(paint(_line(cell, widths), _SIGNS.get(row.state, "")))
         lines += [f"    {note}" for note in _notes(row)]
     return lines
+
+
+def _managed(row: ReplicaRow) -> str:
+    """Its state, and whether anybody looks after it."""
+    if row.recorded:
+        return row.state
+    return f"{row.state} ({'forgotten' if row.forgotten else 'unrecorded'})"
 
 
 def _gpus(labels: Sequence[str]) -> str:
@@ -100,6 +107,8 @@ def _computes_on(row: ReplicaRow) -> str:
 def _notes(row: ReplicaRow) -> Iterable[str]:
     if row.reason:
         yield row.reason
+    if row.forgotten:
+        yield row.forgotten
     yield from row.by_hand
     for rank in row.ranks:
         yield f"rank {rank.rank} on {rank.node}: {rank.state}" + (f", {rank.reason}" if rank.reason else "")

@@ -2,18 +2,20 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
+from llmgw.core.amounts import at
 from llmgw.core.place.claims import NodeLedger, ledgers
 from llmgw.core.record.news import NO_WISHES
 from llmgw.core.seen.alerts import raised
 from llmgw.core.seen.cautions import cautions, clock_caution
 from llmgw.core.seen.condition import Condition, Health, changed, condition
+from llmgw.core.seen.strays import holds
 from llmgw.core.seen.survey import NodeView, SeenShard, Survey, survey
 from llmgw.model.alerts import Alert
 from llmgw.model.desired import Desired
-from llmgw.model.record import ModelRecord, Record, ReplicaRecord
+from llmgw.model.record import Forgotten, ModelRecord, Record, ReplicaRecord
 from llmgw.model.report import Observed, Reach, ShardReport, ShardState
 
 SHORT_UUID = 12  # characters: MIG- and as much as tells the instances of a node apart
@@ -72,6 +74,7 @@ class ReplicaRow:
     last_line: str = ""
     ended: tuple[str, ...] = ()  # what its engine wrote last: the first traceback, or its last lines
     recorded: bool = True
+    forgotten: str = ""  # by whom, since when and why nobody manages it any more
     ranks: tuple[RankRow, ...] = ()  # of a gang
     by_hand: tuple[str, ...] = ()  # what somebody did to it on its nodes, past this fleet
     adapters: tuple[AdapterRow, ...] = ()
@@ -135,7 +138,8 @@ def status(record: Record, observed: Observed, *, now: datetime, desired: Desire
     seen = survey(desired or NO_WISHES, record, observed.nodes, offline=False)
     rows = [_recorded(replica, seen) for replica in record.replicas.values()]
     rows += [_unrecorded(shard, seen) for shard in seen.shards.values() if _is_stray(shard, record)]
-    books = ledgers(seen, record.replicas.values())
+    rows += [_forgotten(each, seen) for each in record.forgotten.values()]
+    books = ledgers(seen, record.holding)
     last = record.last_pass
     return Status(
         fleet=record.fleet,
@@ -253,8 +257,14 @@ def _reason(replica: ReplicaRecord, state: Condition) -> str:
     return telling.reason if telling is not None else ""
 
 
+def _forgotten(left: Forgotten, seen: Survey) -> ReplicaRow:
+    why = f": {left.why}" if left.why else ""
+    told = f"forgotten by {left.by} at {at(left.at)}{why}; no plan touches it"
+    return replace(_recorded(left.replica, seen), phase="", recorded=False, forgotten=told)
+
+
 def _is_stray(shard: SeenShard, record: Record) -> bool:
-    return shard.report.replica not in record.replicas and shard.report.state != Health.STOPPED.value
+    return not record.knows(shard.report.replica) and shard.report.state != Health.STOPPED.value
 
 
 def _unrecorded(shard: SeenShard, seen: Survey) -> ReplicaRow:
@@ -265,7 +275,7 @@ def _unrecorded(shard: SeenShard, seen: Survey) -> ReplicaRow:
         ordinal=-1,
         phase="",
         state=report.state,
-        reason="nobody recorded it",
+        reason=f"nobody recorded it; it {holds((shard,))}",
         nodes=(shard.node,),
         gpus=_labels(seen.nodes.get(shard.node), (gpu.uuid for gpu in report.claims.gpus)),
         computes_on=_computes_on(shard, seen),
