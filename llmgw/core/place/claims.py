@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from llmgw.core.amounts import GIB, size
 from llmgw.core.fabric.labels import NodeFabric, labels
 from llmgw.core.seen.cautions import LOOPBACK
-from llmgw.core.seen.condition import ENDED, LEAVING
+from llmgw.core.seen.condition import ENDED, LEAVING, condition
 from llmgw.core.seen.survey import NodeView, Survey
 from llmgw.model.claims import Claims
 from llmgw.model.facts import Facts, Gpu
@@ -87,6 +87,7 @@ class NodeLedger:
     address: str
     ports: PortRange
     gpus: tuple[GpuLedger, ...] = ()
+    linked: bool = False  # some of its GPUs are connected by NVLink
     fabrics: Mapping[str, NodeFabric] = field(default_factory=dict)
     memory_total: int | None = None
     memory: list[Holding] = field(default_factory=list)
@@ -170,7 +171,9 @@ def ledgers(survey: Survey, replicas: Iterable[ReplicaRecord]) -> dict[str, Node
         for rank in replica.ranks:
             holder = shard_id(replica.id, rank.rank)
             recorded.add(holder)
-            if (book := books.get(rank.node)) is not None:
+            if (book := books.get(rank.node)) is not None and not _given_back(
+                replica, holder, book.view, survey
+            ):
                 book.claim(holder, rank_claims(rank), leaving=replica.phase in LEAVING)
     for seen in (*survey.shards.values(), *survey.doubles):
         if seen.report.shard not in recorded and seen.report.state not in ENDED:
@@ -178,6 +181,14 @@ def ledgers(survey: Survey, replicas: Iterable[ReplicaRecord]) -> dict[str, Node
     for book in books.values():
         book.settle()
     return books
+
+
+def _given_back(replica: ReplicaRecord, holder: str, view: NodeView, survey: Survey) -> bool:
+    """Of a gang that was given up, what its agent knows to have ended: the other ranks may never be heard of again."""
+    if len(replica.ranks) == 1 or not view.known or not condition(replica, survey).given_up:
+        return False
+    seen = survey.shards.get(holder)
+    return seen is None or seen.node != view.name or seen.report.state in ENDED
 
 
 def _ledger(view: NodeView, order: int, fabrics: Mapping[str, NodeFabric]) -> NodeLedger:
@@ -193,7 +204,8 @@ def _ledger(view: NodeView, order: int, fabrics: Mapping[str, NodeFabric]) -> No
         order=order,
         address=view.desired.address if view.desired is not None else "",
         ports=spec.ports if spec is not None else PortRange(),
-        gpus=tuple(_gpu_ledger(gpu, reserve, parents, policy) for gpu in facts.gpus),
+        gpus=tuple(_gpu_ledger(gpu, reserve, parents, policy) for gpu in sorted(facts.gpus, key=_by_index)),
+        linked=any(gpu.nvlink_peers for gpu in facts.gpus),
         fabrics=fabrics,
         memory_total=total,
         taken=set(facts.listening),
@@ -201,6 +213,11 @@ def _ledger(view: NodeView, order: int, fabrics: Mapping[str, NodeFabric]) -> No
     )
     ledger.count()
     return ledger
+
+
+def _by_index(gpu: Gpu) -> tuple[int, str]:
+    """In whatever order they are reported: the same ones are taken first."""
+    return (gpu.index, gpu.uuid)
 
 
 def _ephemeral(view: NodeView, facts: Facts) -> range:

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from llmgw.core.adapter import STATE_IT, Need
 from llmgw.core.amounts import names, plural, ranges, size
 from llmgw.core.place.claims import GpuLedger, NodeLedger
+from llmgw.core.place.links import best_linked
 from llmgw.model.claims import GpuClaim
 from llmgw.model.manifest import Gpus
 
@@ -119,17 +121,15 @@ def _gpus(
     if not wanted:
         return []
     if gpus.share is None:
-        found = []
-        for entry in ledger.gpus:
-            if (
-                suits(ledger, entry, gpus, need)
-                and entry.whole(without=without, soon=soon)
-                and lacks_now(entry, need) is None
-            ):
-                found.append(entry)
-                if len(found) == wanted:
-                    break
-        return found
+        free = (
+            entry
+            for entry in ledger.gpus
+            if suits(ledger, entry, gpus, need)
+            and entry.whole(without=without, soon=soon)
+            and lacks_now(entry, need) is None
+        )
+        # Without NVLink one is as good as another: no need to look at all of them.
+        return best_linked(list(free), wanted) if ledger.linked else list(islice(free, wanted))
     rooms = [
         (entry.free(without=without, soon=soon), position, entry)
         for position, entry in enumerate(ledger.gpus)

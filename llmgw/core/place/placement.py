@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from llmgw.core.amounts import plural
+from llmgw.core.amounts import names, plural
 from llmgw.core.fabric import choice
 from llmgw.core.place.candidates import LOOK_CLOSELY, Candidates, Request, candidates, turned_down
 from llmgw.core.place.claims import NodeLedger, rank_claims
+from llmgw.core.place.clearing import Question, Tenant, clear
 from llmgw.core.place.fitting import NOBODY, Fit, fit
 from llmgw.core.place.gang import gather, shortage
+from llmgw.core.place.links import all_linked
 from llmgw.model.ids import shard_id
 from llmgw.model.plan import Decision, Rejection
 from llmgw.model.record import RankPlacement
@@ -60,21 +62,23 @@ class Placer:
         among = self._among(request)
         chosen = self._choose(request, self._in_order(request, among, copies))
         if chosen:
-            return self._decide(request, among, chosen)
+            return self._decide(request, among, chosen, copies=copies)
         why = (shortage(request, among),) if request.nodes > 1 else ()
         refused = Decision(reasons=why, rejections=turned_down(request, among, {}))
         # Nothing becomes free while a plan is made: what does not fit once never will in this plan.
         self._hopeless[key] = refused
         return refused
 
-    def place_instead(self, request: Request, ranks: Iterable[RankPlacement], replica: str) -> Decision:
-        """As if ``replica`` were gone already. A single rank is only tried where it runs: everywhere else was
-        tried before. A gang may find other nodes beside its own."""
+    def place_instead(
+        self, request: Request, ranks: Iterable[RankPlacement], replica: str, *, anywhere: bool = False
+    ) -> Decision:
+        """As if ``replica`` were gone already. A single rank is only tried where it runs, unless ``anywhere``: everywhere else
+        was tried before. A gang may find other nodes beside its own."""
         ranks = tuple(ranks)
         among = self._among(request)
         own = {rank.node: self.ledgers[rank.node] for rank in ranks if rank.node in self.ledgers}
         nodes = [ledger for ledger in own.values() if ledger.order in among.allowed]
-        if request.nodes > 1:
+        if request.nodes > 1 or anywhere:
             nodes += [ledger for ledger in among.nodes if ledger.view.name not in own]
         without = frozenset(shard_id(replica, rank.rank) for rank in ranks)
         chosen = self._choose(request, nodes, without=without)
@@ -99,6 +103,42 @@ class Placer:
             if chosen
             else Decision()
         )
+
+    def place_cleared(
+        self,
+        request: Request,
+        copies: Counter[str],
+        tenants: Iterable[Tenant],
+        *,
+        gone: Iterable[RankPlacement] = (),
+        replica: str = "",
+    ) -> tuple[Decision, tuple[Tenant, ...]]:
+        """As if everything on its way out were gone, ``replica`` with the ranks ``gone`` too, and with them as many of
+        ``tenants`` as it takes; and who these are. Nobody where that is not enough."""
+        among = self._among(request)
+        without = frozenset(shard_id(replica, rank.rank) for rank in gone)
+        holders = self._weights.get(request.weights or "", set())
+
+        def choose(nodes: Iterable[NodeLedger], without: frozenset[str]) -> list[Fit]:
+            return self._choose(request, nodes, without=without, soon=True)
+
+        def fits(ledger: NodeLedger, without: frozenset[str]) -> bool:
+            leads = request.nodes == 1
+            found = fit(ledger, request.gpus, request.need, without=without, soon=True, leader=leads)
+            return isinstance(found, Fit)
+
+        def rank(ledger: NodeLedger) -> tuple[object, ...]:
+            crowd = copies[ledger.view.name] if request.spread else 0
+            return (crowd, ledger.order not in holders, ledger.order)
+
+        question = Question(choose=choose, fits=fits, rank=rank, ranks=request.nodes, gone=without)
+        chosen, going = clear(question, among.nodes, tenants)
+        if not chosen:
+            return Decision(), ()
+        away = names([*([replica] if replica else []), *(tenant.replica for tenant in going)])
+        one = len(going) + bool(replica) == 1
+        freed_by = f"once {away} {'has' if one else 'have'} stopped"
+        return self._decide(request, among, chosen, freed_by=freed_by), going
 
     def claim(self, replica: str, ranks: Iterable[RankPlacement]) -> None:
         for rank in ranks:
@@ -163,7 +203,7 @@ class Placer:
     def _packed(self, request: Request, among: Candidates) -> Iterator[int]:
         allowed = among.allowed
         if not request.gpus.per_node:
-            yield from (order for order in self._by_cpu if order in allowed)
+            yield from self._on_cpu(request, allowed)
             return
         shared: list[int] = []
         if request.gpus.share is not None:
@@ -183,8 +223,20 @@ class Placer:
                 if order in allowed and order not in first and order not in shared:
                     yield order
 
+    def _on_cpu(self, request: Request, allowed: frozenset[int]) -> Iterable[int]:
+        orders = (order for order in self._by_cpu if order in allowed)
+        if not (holders := self._weights.get(request.weights or "", set()) & allowed):
+            return orders
+        return sorted(orders, key=lambda order: (len(self._order[order].gpus), order not in holders))
+
     def _decide(
-        self, request: Request, among: Candidates, chosen: list[Fit], *, freed_by: str = ""
+        self,
+        request: Request,
+        among: Candidates,
+        chosen: list[Fit],
+        *,
+        freed_by: str = "",
+        copies: Counter[str] | None = None,
     ) -> Decision:
         ranks = tuple(
             RankPlacement(
@@ -197,11 +249,11 @@ class Placer:
             )
             for rank, found in enumerate(chosen)
         )
-        reasons = tuple(dict.fromkeys(self._why(request, found, freed_by) for found in chosen))
-        reasons += _joined(request, chosen) + _summed(request, chosen)
+        reasons = tuple(dict.fromkeys(self._why(request, found, freed_by, copies) for found in chosen))
+        reasons += _linked(chosen) + _joined(request, chosen) + _summed(request, chosen)
         return Decision(ranks=ranks, reasons=reasons, rejections=self._others(request, among, ranks))
 
-    def _why(self, request: Request, found: Fit, freed_by: str) -> str:
+    def _why(self, request: Request, found: Fit, freed_by: str, copies: Counter[str] | None) -> str:
         ledger = found.ledger
         name = ledger.view.name
         if freed_by:
@@ -209,7 +261,8 @@ class Placer:
         if request.gpus.share is not None and request.gpus.per_node:
             room = "room on the fullest GPU that fits"
         elif request.gpus.per_node:
-            room = f"{ledger.free_whole} of {plural(len(ledger.gpus), 'GPU')} free, the fewest that fit"
+            room = f"{ledger.free_whole} of {plural(len(ledger.gpus), 'GPU')} free"
+            room += "" if request.spread else ", the fewest that fit"
         else:
             room = "room; computes on the CPU"
         have = (
@@ -217,7 +270,11 @@ class Placer:
             if ledger.order in self._weights.get(request.weights or "", ())
             else ""
         )
-        return f"{name} has {room}{have}"
+        apart = ""
+        if request.spread and copies is not None:
+            there = copies[name]
+            apart = f", and {there or 'none'} of its replicas{', the fewest' if there else ''} (spread: node)"
+        return f"{name} has {room}{have}{apart}"
 
     def _others(
         self, request: Request, among: Candidates, ranks: tuple[RankPlacement, ...]
@@ -228,6 +285,16 @@ class Placer:
         if request.model not in self._told:
             self._told[request.model] = turned_down(request, among, chosen)
         return self._told[request.model]
+
+
+def _linked(chosen: list[Fit]) -> tuple[str, ...]:
+    """Where a rank has several GPUs: that they are connected, if that is known."""
+    told = (
+        f"its GPUs on {found.ledger.view.name} are connected by NVLink"
+        for found in chosen
+        if len(found.gpus) > 1 and all_linked(found.ledger, {claim.uuid for claim in found.gpus})
+    )
+    return tuple(told)
 
 
 def _summed(request: Request, chosen: list[Fit]) -> tuple[str, ...]:
