@@ -2,19 +2,22 @@
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from llmgw.controller.passes.links import Links
-from llmgw.controller.passes.recover import Recovered, rebuilt, recover
-from llmgw.controller.repo.records import MemoryRecordStore
+from llmgw.controller.passes.recover import Recovered, recover
+from llmgw.controller.repo.records import MemoryRecordStore, Stored
+from llmgw.core.record import custody
+from llmgw.core.record.rebuilding import rebuilt
 from llmgw.model.ids import FleetId
 from llmgw.model.problems import StalledError
-from llmgw.model.record import Outcome
+from llmgw.model.record import Outcome, Record
 from llmgw.model.report import Reach
 from tests.controller.passes.pretend import Model, World
-from tests.core.builders import FLEET, KEY, NodeState, desired, facts, model, node, profile
+from tests.core.builders import FLEET, KEY, NOW, NodeState, desired, facts, model, node, profile
 from tests.core.fleets import fleet
 
 
@@ -145,5 +148,91 @@ def test_without_the_secret_there_is_no_recovery() -> None:
         world.secret.secret = None
         with pytest.raises(StalledError, match="secret is not on this machine"):
             await recovered(world)
+
+    run(main())
+
+
+# ---- set back ----------------------------------------------------------------------------------------
+
+
+async def set_back(world: World, old: Record) -> Stored:
+    """As if somebody had pushed an older state of the branch by force."""
+    await world.store.write(old, after=(await world.store.read()).version, message="Set back\n")
+    return await world.store.read()
+
+
+async def recovered_over(world: World, stored: Stored) -> Recovered:
+    links = Links({"local": world.transport})
+    try:
+        return await recover(world.fleet(), links, commit=None, after=stored.version, before=stored.record)
+    finally:
+        await links.close()
+
+
+async def record_of(world: World) -> Record:
+    record = (await world.store.read()).record
+    assert record is not None
+    return record
+
+
+def test_a_record_that_was_set_back_by_many_versions_is_rebuilt_above_what_agents_obey() -> None:
+    async def main() -> None:
+        world = World(Model())
+        await world.settle()
+        old = await record_of(world)
+        for delay in ("1", "2", "3"):
+            world.branch.commit_models(Model(args=("--token-delay", delay)), Model(name="code"))
+            await world.settle()
+        newest = await record_of(world)
+        before = world.states()
+        found = await recovered_over(world, await set_back(world, old))
+        assert found.record.serial > newest.serial
+        assert set(found.record.replicas) == set(newest.replicas)
+        assert found.record.models["chat"].placements == newest.models["chat"].placements
+        result = await world.apply()
+        assert not result.plan.commands
+        assert world.states() == before
+
+    run(main())
+
+
+def test_what_only_the_older_record_knows_stands_as_it_was() -> None:
+    async def main() -> None:
+        world = World(Model(), Model(name="code", protect=True))
+        await world.settle()
+        old = await record_of(world)
+        world.branch.commit_models(Model(args=("--token-delay", "1")))
+        await world.settle()
+        found = await recovered_over(world, await set_back(world, old))
+        assert not found.left_alone
+        assert found.record.models["code"].protect
+        result = await world.apply()
+        assert [(change.model, change.keyword) for change in result.plan.blocked] == [("code", "protected")]
+
+    run(main())
+
+
+def test_what_was_forgotten_stays_so() -> None:
+    async def main() -> None:
+        world = World(Model())
+        await world.settle()
+        old = await record_of(world)
+        left = custody.forgotten(old, list(old.replicas), by="ann", at=NOW, why="")
+        ahead = replace(left, serial=old.serial - 1)
+        found = await recovered_over(world, await set_back(world, ahead))
+        assert not found.record.replicas
+        assert set(found.record.forgotten) == set(old.replicas)
+
+    run(main())
+
+
+def test_a_record_that_is_whole_and_new_is_not_written_anew() -> None:
+    async def main() -> None:
+        world = World(Model())
+        await world.settle()
+        stored = await world.store.read()
+        with pytest.raises(StalledError, match="no agent obeys a newer one"):
+            await recovered_over(world, stored)
+        assert (await world.store.read()).version == stored.version
 
     run(main())
