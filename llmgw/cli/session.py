@@ -41,7 +41,9 @@ async def fleet_of(
 ) -> AsyncIterator[tuple[Opened, Links]]:
     """The fleet that a command is about, and the connections it opens; both are closed at the end."""
     settings = settings_of(asked, flags)
-    async with opened(settings, environment(), redactor=output.redactor(), trigger=trigger) as found:
+    async with opened(
+        settings, environment(), redactor=output.redactor(), trigger=trigger, told=output.note
+    ) as found:
         fleet = replace(found.fleet, instance=instance_of(settings.state_dir))
         open_fleet = replace(found, fleet=fleet)
         links = Links(open_fleet.fleet.transports)

@@ -4,36 +4,47 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+import llmgw
 from llmgw.clock import Clock, SystemClock
 from llmgw.controller.fleet import Fleet
+from llmgw.controller.nodes.bootstrap.build import build_of
 from llmgw.controller.nodes.bootstrap.bundle import Bundles
 from llmgw.controller.nodes.bootstrap.install import Bootstrap
 from llmgw.controller.nodes.bootstrap.wheels import Wheels
 from llmgw.controller.nodes.byhand import ByHand
 from llmgw.controller.nodes.local import LocalTransport
+from llmgw.controller.nodes.ssh import hostkeys
 from llmgw.controller.nodes.ssh.login import Surroundings
 from llmgw.controller.nodes.ssh.transport import SshTransport
 from llmgw.controller.nodes.transport import Transport
 from llmgw.controller.passes import endpoints
-from llmgw.controller.passes.prepare import own_secret
+from llmgw.controller.passes.keyring import keyring
+from llmgw.controller.repo.access import Access, Pins, https_host
 from llmgw.controller.repo.git import Git, GitEnvironment
 from llmgw.controller.repo.locks import FLEET_LOCK, FileLock
 from llmgw.controller.repo.mirror import Mirror
 from llmgw.controller.repo.objects import ObjectStore
 from llmgw.controller.repo.state_branch import GitRecordStore
-from llmgw.controller.secrets import SecretStore
+from llmgw.controller.secrets import SecretStore, resolve
 from llmgw.controller.settings import Settings
 from llmgw.controller.source import GitSource, desired_of_folder
+from llmgw.controller.vouching import Vouching
 from llmgw.controller.weights.cache import Cache
 from llmgw.controller.weights.remote import RemoteWeights
 from llmgw.engines.registry import ADAPTERS
 from llmgw.model.desired import Desired
 from llmgw.model.ids import FleetId
-from llmgw.model.problems import StalledError
+from llmgw.model.problems import StalledError, Where
 from llmgw.model.record import Record
 from llmgw.redaction import Redactor
+
+
+def _nobody_listens(_: str) -> None:
+    """For those whom nobody watches."""
+
 
 SECRET_VARIABLE = "LLMGW_SECRET"  # noqa: S105 - the variable's name, not what it holds
 
@@ -79,7 +90,7 @@ class Opened:
         """Where the settings name a file for them, it is true after every pass."""
         path = self.settings.endpoints_file
         if path is not None:
-            found = endpoints.reachable(record, own_secret(self.fleet, record))
+            found = endpoints.reachable(record, keyring(self.fleet, record))
             endpoints.write(endpoints.as_json(found, record), path)
 
     def folder(self, top: Path) -> str | None:
@@ -101,11 +112,22 @@ async def opened(
     redactor: Redactor,
     trigger: str = "manual",
     clock: Clock | None = None,
+    told: Callable[[str], None] = _nobody_listens,
 ) -> AsyncIterator[Opened]:
-    """The fleet that the settings name; its transports are closed at the end."""
+    """The fleet that the settings name; its transports are closed at the end. ``told`` hears of long fetches and mended mirrors."""
     clock = clock or SystemClock()
-    git = Git(GitEnvironment.of(environ), redact=redactor)
-    objects = ObjectStore(settings.state_dir, git=git, clock=clock, holder=settings.holder)
+    git = Git(
+        GitEnvironment.of(environ), redact=redactor, access=_access(settings, environ, learn=redactor.learn)
+    )
+    objects = ObjectStore(
+        settings.state_dir,
+        git=git,
+        clock=clock,
+        holder=settings.holder,
+        fetch_timeout=settings.fetch_timeout,
+        partial=settings.partial_clone,
+        told=told,
+    )
     mirror = Mirror(objects, settings.repo, branch=settings.branch, path=settings.path, base=settings.base)
     store = GitRecordStore(
         objects, settings.state_repo, ref=settings.state_ref, author=settings.holder, clock=clock
@@ -118,7 +140,7 @@ async def opened(
     over_ssh = SshTransport(around, bootstrapper=bootstrap)
     fleet = Fleet(
         name=settings.state_dir.name,
-        source=GitSource(mirror, ADAPTERS),
+        source=GitSource(mirror, ADAPTERS, vouch=_vouching(settings, mirror, store, environ)),
         store=store,
         transports={"local": transport, "ssh": over_ssh},
         adapters=ADAPTERS,
@@ -133,6 +155,7 @@ async def opened(
         lock=_lock(settings, clock),
         first_id=FleetId(f"fleet-{secrets.token_hex(8)}"),
         holder=settings.holder,
+        agent_build=partial(build_of, Path(llmgw.__file__).parent),
         actor=settings.holder,
         trigger=trigger,
         environment=environ,
@@ -155,6 +178,53 @@ async def opened(
     finally:
         await over_ssh.close()
         await transport.close()
+
+
+def _access(settings: Settings, environ: Mapping[str, str], *, learn: Callable[[str], object]) -> Access:
+    """How Git hosts are entered."""
+    hosts = settings.hosts
+
+    def token() -> str:
+        assert hosts.token is not None
+        found = resolve(hosts.token, environ)
+        learn(found)
+        if "\n" in found or "\r" in found:
+            raise StalledError("looking up token: it has several lines: write the token alone, in one line")
+        return found
+
+    keys = tuple(map(hostkeys.parse, hosts.host_keys))
+    pins = Pins(
+        keys=keys,
+        where=str(hosts.places.get("hostKeys", "hostKeys")),
+        file=settings.state_dir / "git_host_keys",
+    )
+    return Access(
+        identity=settings.git_identity,
+        pins=pins if keys else None,
+        token=token if hosts.token is not None else None,
+        token_host=https_host(settings.repo.address),
+        user=settings.token_user,
+        ca_file=settings.ca_file,
+    )
+
+
+def _vouching(
+    settings: Settings, mirror: Mirror, store: GitRecordStore, environ: Mapping[str, str]
+) -> Vouching:
+    where = settings.hosts.places.get("verify")
+    return Vouching(
+        mirror=mirror,
+        store=store,
+        verify=settings.hosts.verify,
+        where=where,
+        own=settings.hosts.verify is not None and not _in_work_tree(where, settings),
+        home=Path(environ.get("HOME") or "/"),
+    )
+
+
+def _in_work_tree(where: Where | None, settings: Settings) -> bool:
+    """Whether a setting lies where commits are checked out: what stands there may be what is to be examined."""
+    return settings.file_in_repository and where is not None and where.file == str(settings.file)
 
 
 def _bootstrap(settings: Settings, environ: Mapping[str, str], clock: Clock) -> Bootstrap:

@@ -10,6 +10,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from llmgw.controller import githosts
+from llmgw.controller.githosts import GitHosts
+from llmgw.controller.repo.access import USER as DEFAULT_TOKEN_USER
+from llmgw.controller.repo.objects import FETCH_TIMEOUT as DEFAULT_FETCH_TIMEOUT
 from llmgw.controller.repo.refs import branch_ref, repository_path
 from llmgw.controller.repo.remote import Remote, remote_of
 from llmgw.controller.serving import configuration
@@ -20,7 +24,12 @@ from llmgw.model.problems import InvalidError, Problem, Where
 
 FILE = "llmgw.yaml"
 DEFAULT_STATE_REF = "llmgw/state"
-_MAX_FILE = 64 * 1024  # bytes
+DEFAULT_LISTEN = "127.0.0.1:9470"
+_LISTEN = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]*):\d{1,5}$")
+DEFAULT_POLL, DEFAULT_RESYNC = 30.0, 300.0  # seconds
+_LEAST_INTERVAL = 1.0  # seconds; more often would only be load
+_MAX_FILE = 2 * 1024 * 1024  # bytes; keys of those who sign may stand in it
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}  # in a variable all is text
 _DURATION = re.compile(r"^(\d+(?:\.\d+)?)(ms|s|m|h)$")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -33,14 +42,22 @@ NAMES = (
     "stateDir",
     "secretFile",
     "sshIdentity",
+    "gitIdentity",
+    "tokenUser",
+    "caFile",
+    "fetchTimeout",
+    "partialClone",
     "holder",
     "endpointsFile",
     "lockTimeout",
+    "listen",
+    "pollInterval",
+    "resyncInterval",
+    "jitter",
 )
 """As written in llmgw.yaml. The flag is ``--state-ref``, the variable ``LLMGW_STATE_REF``."""
 
-KNOWN = (*NAMES, *configuration.NAMES)
-LATER = ("verify",)  # validated, and refused rather than ignored
+KNOWN = (*NAMES, *githosts.NAMES, *configuration.NAMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +74,22 @@ class Settings:
     state_dir: Path
     secret_file: Path
     ssh_identity: Path | None  # for nodes whose manifest names no key
+    git_identity: Path | None  # for Git hosts: a deploy key
+    token_user: str  # beside the token, where the host wants a certain one
+    ca_file: Path | None  # authorities of https hosts, instead of the system's
+    fetch_timeout: float  # seconds
+    partial_clone: bool  # bring files of the repository only when they are read
     holder: str
     endpoints_file: Path | None
     lock_timeout: float  # seconds
+    listen: str | None  # host and port that `llmgw serve` answers at; None: it does not
+    poll_interval: float  # seconds between looks of `llmgw serve` at the branch
+    resync_interval: float  # seconds between passes of `llmgw serve` that nobody hinted at
+    jitter: float | None  # seconds of chance in waiting; None: what suits the command
     work_tree: Path | None  # top of the manifests' work tree, when it is on this machine
     file: Path | None  # the llmgw.yaml that was read
+    file_in_repository: bool  # it lies where commits are checked out
+    hosts: GitHosts = GitHosts()
     serving: Serving = Serving()  # whom `llmgw serve` answers and tells
 
 
@@ -104,12 +132,30 @@ def load_settings(
         name: found for name in NAMES if (found := _given(name, flags, environ, written, cwd=cwd)) is not None
     }
     reader = _Reader(given, environ)
-    settings = _settle(reader, cwd=cwd, top=top, file=file)
+    settings = _settle(reader, cwd=cwd, top=top, file=file, named=named is not None)
     if reader.problems:
         raise InvalidError(tuple(reader.problems))
     assert settings is not None
+    settings = replace(settings, hosts=_git_hosts(environ, written))
     parts = {name: written[name].value for name in configuration.NAMES if name in written}
     return replace(settings, serving=configuration.serving(parts))
+
+
+def _git_hosts(environ: Mapping[str, str], written: Mapping[str, _Given]) -> GitHosts:
+    """A variable goes before the file. Raises InvalidError with every problem of the variables."""
+    values: dict[str, Any] = {}
+    places: dict[str, Where] = {}
+    problems: list[Problem] = []
+    for name in githosts.NAMES:
+        if text := environ.get(variable(name)):
+            value, wrong = githosts.in_variable(name, variable(name), text)
+            problems += wrong
+            values[name], places[name] = value, Where(file=variable(name))
+        elif (given := written.get(name)) is not None and given.where is not None:
+            values[name], places[name] = given.value, given.where
+    if problems:
+        raise InvalidError(tuple(problems))
+    return githosts.git_hosts(values, places)
 
 
 def enclosing_repository(start: Path) -> Path | None:
@@ -137,7 +183,9 @@ def _given(
     return written.get(name)
 
 
-def _settle(reader: "_Reader", *, cwd: Path, top: Path | None, file: Path | None) -> Settings | None:
+def _settle(
+    reader: "_Reader", *, cwd: Path, top: Path | None, file: Path | None, named: bool
+) -> Settings | None:
     repo = reader.remote("repo", default=top)
     state_repo = reader.remote("stateRepo") or repo
     if repo is None or state_repo is None:
@@ -180,12 +228,30 @@ def _settle(reader: "_Reader", *, cwd: Path, top: Path | None, file: Path | None
         state_dir=state_dir,
         secret_file=reader.path("secretFile") or state_dir / "secret",
         ssh_identity=reader.path("sshIdentity"),
+        git_identity=reader.path("gitIdentity") or reader.path("sshIdentity"),
+        token_user=reader.text("tokenUser") or DEFAULT_TOKEN_USER,
+        ca_file=reader.path("caFile"),
+        fetch_timeout=reader.interval("fetchTimeout", DEFAULT_FETCH_TIMEOUT),
+        partial_clone=reader.flag("partialClone"),
         holder=reader.holder(),
         endpoints_file=reader.path("endpointsFile"),
         lock_timeout=reader.duration("lockTimeout"),
+        listen=reader.listen(),
+        poll_interval=reader.interval("pollInterval", DEFAULT_POLL),
+        resync_interval=reader.interval("resyncInterval", DEFAULT_RESYNC),
+        jitter=reader.duration("jitter") if reader.has("jitter") else None,
         work_tree=work_tree,
         file=file,
+        file_in_repository=file is not None and _checked_out(file, named=named, work_tree=work_tree),
     )
+
+
+def _checked_out(file: Path, *, named: bool, work_tree: Path | None) -> bool:
+    """Whether the file may be part of what is to be applied: it lies in the manifests' work tree, or in some repository where it
+    was found and not named."""
+    if work_tree is not None and file.is_relative_to(work_tree):
+        return True
+    return not named and enclosing_repository(file.parent) is not None
 
 
 class _Reader:
@@ -231,6 +297,15 @@ class _Reader:
         text = self.text(name)
         return None if text is None else _absolute(text, self._given[name].base, self._environ)
 
+    def flag(self, name: str) -> bool:
+        given = self._given.get(name)
+        value = _FLAGS.get(str(given.value).lower()) if given is not None else False
+        if value is None and given is not None:
+            self._wrong(
+                given, f"{name} must be true or false, got {given.value!r:.80}", "write true or false"
+            )
+        return bool(value)
+
     def duration(self, name: str) -> float:
         given = self._given.get(name)
         if given is None:
@@ -240,6 +315,31 @@ class _Reader:
             self._wrong(given, f"{name} must be a duration, got {given.value!r:.80}", "write 30s, 5m or 1h")
             return 0.0
         return float(found[1]) * _SECONDS[found[2]] if found else 0.0
+
+    def has(self, name: str) -> bool:
+        return name in self._given
+
+    def interval(self, name: str, default: float) -> float:
+        """A duration that can't be none: something is done again and again after it."""
+        if name not in self._given:
+            return default
+        seconds = self.duration(name)
+        if seconds < _LEAST_INTERVAL and not self.problems:
+            given = self._given[name]
+            self._wrong(given, f"{name} is {given.value}, less than a second", "write 30s or 5m")
+        return seconds
+
+    def listen(self) -> str | None:
+        text = self.text("listen")
+        if text is None:
+            return DEFAULT_LISTEN
+        if text == "none":
+            return None
+        if not _LISTEN.match(text):
+            what = f"listen must be an address and a port, got {text!r:.80}"
+            instead = f"write {DEFAULT_LISTEN}, [::1]:9470, :9470 for all addresses, or none"
+            self._wrong(self._given["listen"], what, instead)
+        return text
 
     def holder(self) -> str:
         return self.text("holder") or f"{_user()}@{socket.gethostname()}"
@@ -329,7 +429,7 @@ def _parsed(file: Path, data: bytes) -> dict[str, _Given]:
             problems.append(problem)
         else:
             given[key] = _Given(value=value, base=file.parent, source=str(file), where=where)
-    problems += configuration.problems(str(file), document)
+    problems += configuration.problems(str(file), document) or githosts.problems(str(file), document)
     if problems:
         raise InvalidError(tuple(problems))
     return given
@@ -338,8 +438,6 @@ def _parsed(file: Path, data: bytes) -> dict[str, _Given]:
 def _key_problem(key: Any, where: Where) -> Problem | None:
     if key in KNOWN:
         return None
-    if key in LATER:
-        return Problem(where=where, what=f"{key} is not supported yet", instead="leave it out")
     near = get_close_matches(str(key), KNOWN, n=1, cutoff=0.5)
     instead = f"did you mean {near[0]}?" if near else f"known are {', '.join(KNOWN)}"
     return Problem(where=where, what=f"unknown setting {key!r:.80}", instead=instead)

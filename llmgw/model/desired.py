@@ -13,7 +13,7 @@ from llmgw.model.problems import Problem, Where
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredNode:
     """A node with its address settled. ``pretended`` holds the facts of ``local.facts``; ``pip`` the fleet's packages, which
-    its agent is made from too."""
+    its agent is made from too. ``leaving``: Git does not name it any more; as recorded, until nothing of ours runs there."""
 
     name: str
     labels: Mapping[str, str]
@@ -23,6 +23,7 @@ class DesiredNode:
     renamed_from: str | None = None
     pretended: Facts | None = None
     pip: Pip = Pip()
+    leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,3 +62,6 @@ class Desired:
     nodes: Mapping[str, DesiredNode] = field(default_factory=dict)
     models: Mapping[str, DesiredModel] = field(default_factory=dict)
     warnings: tuple[Problem, ...] = ()
+    suspended_at: Where | None = None  # where ``suspend: true`` stands
+    author: str = ""  # of the commit, as Git writes it; empty: not known
+    signer: str = ""  # of the commit, and the key; empty: nobody had to sign

@@ -73,6 +73,10 @@ class Change:
     placement: Decision | None = None
     where: Where | None = None
     outage: str = ""  # expected, in words; empty: none
+    lost: str | None = None  # the node that ``previous`` is given up with, without having been seen to stop
+    would: Action | None = None  # what it would be, were changes not frozen
+    evicts: tuple[str, ...] = ()  # replicas of lower priority that go first, so that there is room for this one
+    evicted_for: str = ""  # the address that this one makes room for, or has made room for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +188,17 @@ def told_of(problem: Problem) -> Notice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """Whether changes may be made now: by ``suspend`` and the sync windows of the Fleet."""
+
+    open: bool
+    text: str
+    """``closed until Mon 2026-03-02 17:00 Europe/Istanbul (14:00 UTC): …``"""
+    until: datetime | None = None
+    """When that changes by itself; None: only by a commit, or not in sight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
     """What the plan was made from, and what makes it stale. ``observed`` digests only what decides: boot ids,
     agents, GPU sets and health, foreign-held yes or no, shard ids and coarse states."""
@@ -196,6 +211,10 @@ class Basis:
     worktree: bool = False
     record_at: datetime | None = None
     record_commit: Commit | None = None
+    signer: str = ""
+    """Who signed the commit, and with which key; empty: nobody had to."""
+    diverged_from: Commit | None = None
+    """The commit applied last, where this one does not come after it: history was rewritten, or this is another branch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,11 +230,28 @@ class Plan:
     due: datetime | None = None
     """When something of that may be done by itself, without anybody telling: the end of a pause."""
     unchanged: int = 0
+    gate: Gate | None = None
+    """None: the Fleet has neither sync windows nor ``suspend``."""
+    frozen: bool = False
+    """The gate is closed: nothing is begun, and what waits for that is blocked."""
+    override: str = ""
+    """Why somebody had changes made although the gate is closed."""
+    targets: tuple[str, ...] = ()
+    """The addresses that this plan is about; empty: all."""
+    left_out: tuple[Change, ...] = ()
+    """Changes of other addresses, which this plan does not make."""
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    """Replicas for which somebody asked for new copies though nothing changed: id to who asked."""
     extra: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def blocked(self) -> tuple[Change, ...]:
         return tuple(change for change in self.changes if change.action is Action.BLOCKED)
+
+    @property
+    def partial(self) -> bool:
+        """Whether something that the commit asks for is left out on purpose: then it does not count as applied."""
+        return self.frozen or bool(self.targets)
 
     @property
     def commands(self) -> tuple[Step, ...]:

@@ -212,6 +212,10 @@ class PassRecord:
     ended: datetime | None = None
     steps: Mapping[str, str] = field(default_factory=dict)  # step id -> outcome
     errors: tuple[str, ...] = ()
+    signer: str = ""
+    """Who signed the commit, and with which key; empty: nobody had to."""
+    diverged_from: Commit | None = None
+    """The commit applied before, where this one does not come after it: history was rewritten, or this is another branch."""
     instance: str = ""
     """Which state directory's lock the holder had. Two machines may go by one name; their locks are not one lock."""
     targets: tuple[str, ...] = ()  # the only addresses that it was about; empty: all

@@ -124,8 +124,9 @@ def test_everything_wrong_is_told_at_once_with_its_place(fleet: Path) -> None:
     (fleet / "llmgw.yaml").write_text("branc: main\nverify: {}\n\nzzz: 1\n")
     assert problems(fleet) == [
         "HERE/llmgw.yaml:1:1: unknown setting 'branc': did you mean branch?",
-        "HERE/llmgw.yaml:2:1: verify is not supported yet: leave it out",
         f"HERE/llmgw.yaml:4:1: unknown setting 'zzz': known are {', '.join(KNOWN)}",
+        "HERE/llmgw.yaml:2:1: verify names nobody whose signature would count: add allowedSigners (SSH) or pgpKeyring (PGP): a "
+        "path, or the content itself",
     ]
 
 
@@ -177,7 +178,10 @@ def test_an_empty_settings_file_says_nothing(fleet: Path, text: str) -> None:
 def test_a_password_in_an_address_shows_in_no_message(fleet: Path) -> None:
     told = problems(fleet, repo="http://ann:canary-31@host/x")
     assert "canary" not in "".join(told)
-    assert "canary" not in repr(load(fleet, repo="https://ann:canary-31@host/x"))
+    told = problems(fleet, repo="https://ann:canary-31@host/x")
+    assert "canary" not in "".join(told)
+    told = problems(fleet, {"LLMGW_TOKEN": "canary-31"})
+    assert told == ["LLMGW_TOKEN: token can't be what is written there: write {fromFile: /absolute/path} or {fromEnv: NAME}"]
 
 
 SERVING = """\

@@ -109,7 +109,7 @@ def intent_sentence(plan: Plan) -> str:
 
 def intent_message(plan: Plan, passed: PassRecord, *, news: Sequence[str] = ()) -> str:
     """The commit before the first command."""
-    return _message(intent_sentence(plan), _changes(plan), _since(news), passed=passed)
+    return _message(intent_sentence(plan), _diverged(passed), _changes(plan), _since(news), passed=passed)
 
 
 def _sent(plan: Plan) -> list[Step]:
@@ -137,7 +137,17 @@ def outcome_message(
     if passed.outcome is Outcome.SUPERSEDED:
         subject = f"Superseded: {lower(subject) or 'nothing was commanded'}"
     errors = [f"- {error}" for error in passed.errors]
-    return _message(subject or "Nothing was commanded", errors, _since(news), passed=passed)
+    return _message(
+        subject or "Nothing was commanded", _diverged(passed), errors, _since(news), passed=passed
+    )
+
+
+def _diverged(passed: PassRecord) -> list[str]:
+    if passed.diverged_from is None:
+        return []
+    old, new = passed.diverged_from[:12], passed.commit[:12]
+    told = "history was rewritten, or this is another branch"
+    return [f"Commit {new} does not come after {old}, which was applied before: {told}."]
 
 
 def recovered_message(passed: PassRecord, plan: Plan | None, results: Mapping[str, StepResult]) -> str:
@@ -247,6 +257,11 @@ def trailers(passed: PassRecord) -> list[tuple[str, str]]:
         ("Trigger", passed.trigger),
         ("Actor", shortened(passed.actor, SUBJECT_LENGTH)),
     ]
+    pairs += [("Signer", shortened(passed.signer, SUBJECT_LENGTH))] if passed.signer else []
+    pairs += [("Diverged-From", passed.diverged_from)] if passed.diverged_from else []
+    pairs += [("Targets", ", ".join(passed.targets))] if passed.targets else []
+    pairs += [("Replaced", ", ".join(passed.replaced))] if passed.replaced else []
+    pairs += [("Override", shortened(passed.override, SUBJECT_LENGTH))] if passed.override else []
     if passed.outcome is not None:
         pairs.append(("Outcome", passed.outcome.value))
     return [(name, str(value)) for name, value in pairs]

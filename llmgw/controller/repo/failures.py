@@ -14,6 +14,7 @@ class FailureKind(Enum):
     UNREACHABLE = "unreachable"
     TIMEOUT = "timeout"
     HOST_KEY = "host-key"
+    CERTIFICATE = "certificate"
     DENIED = "denied"
     CHECKED_OUT = "checked-out"
     NO_REPOSITORY = "no-repository"
@@ -25,6 +26,7 @@ class FailureKind(Enum):
     LOCKED = "locked"
     CORRUPT = "corrupt"
     TOO_LARGE = "too-large"
+    NOT_BROUGHT = "not-brought"
     NO_GIT = "no-git"
     OTHER = "other"
 
@@ -35,6 +37,16 @@ _TABLE: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
     (FailureKind.UNTRUSTED, ("dubious ownership",)),
     (FailureKind.FULL, ("no space left on device", "disk quota exceeded", "file too large")),
     (FailureKind.HOST_KEY, ("host key verification failed", "host identification has changed")),
+    (
+        FailureKind.CERTIFICATE,
+        (
+            "certificate verification failed",
+            "ssl certificate problem",
+            "error setting certificate",
+            "certificate subject name",
+        ),
+    ),
+    (FailureKind.NOT_BROUGHT, ("from promisor remote",)),
     (FailureKind.CHECKED_OUT, ("refusing to update checked out branch", "branch is currently checked out")),
     (
         FailureKind.DENIED,
@@ -161,10 +173,11 @@ class GitError(LlmgwError):
 _TRY: dict[FailureKind, str] = {
     FailureKind.UNREACHABLE: "check the address and the network; nothing was changed",
     FailureKind.TIMEOUT: "the repository is slow or out of reach; nothing was changed",
-    FailureKind.HOST_KEY: "compare the server's key with the one your provider publishes, then put it into "
-    "known_hosts (ssh-keyscan shows it); it is never accepted by itself",
-    FailureKind.DENIED: "give this user's key or token the right it lacks (read for manifests, write for the state "
-    "branch), or name another repository with --state-repo",
+    FailureKind.HOST_KEY: "compare the server's key with the one your provider publishes, then put it into hostKeys of "
+    "llmgw.yaml or into known_hosts (ssh-keyscan shows it); it is never accepted by itself",
+    FailureKind.CERTIFICATE: "if the host has a certificate of your own authority, name that with caFile",
+    FailureKind.DENIED: "give the key (gitIdentity) or the token (token) the right it lacks (read for manifests, write for "
+    "the state branch), or name another repository for the record with stateRepo",
     FailureKind.CHECKED_OUT: "that branch is checked out there: choose another name with --state-ref, or check out "
     "another branch",
     FailureKind.NO_REPOSITORY: "check --repo, and that this user may read it",
@@ -177,6 +190,7 @@ _TRY: dict[FailureKind, str] = {
     FailureKind.LOCKED: "another git is at work there, or one was killed: wait, then remove the file it names",
     FailureKind.CORRUPT: "run git fsck there and repair it or clone it anew; nothing was changed",
     FailureKind.TOO_LARGE: "point --path to a smaller part of the repository",
+    FailureKind.NOT_BROUGHT: "run this again while the repository can be reached",
     FailureKind.NO_GIT: "install git (on Debian and Ubuntu: apt install git)",
     FailureKind.OTHER: "read what git says, and run it by hand there if that does not tell enough",
 }

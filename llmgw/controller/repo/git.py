@@ -1,32 +1,31 @@
 """The one place that runs git: every call hardened the same way, bounded in time and output, redacted.
 
-No shell, no user or system configuration, no hooks of ours, no prompts, only the protocols ssh, https and file.
+No shell, no user or system configuration, no hooks of ours, no prompts. A call that was given no remote can talk to nobody; with
+one, only by ssh, https and file (:mod:`llmgw.controller.repo.access`).
 Callers give constant options first and put what people wrote after ``--`` or ``--end-of-options``; refs, commits
 and paths have been checked by :mod:`llmgw.controller.repo.refs`. Why not a library: docs/adr/0001.
 """
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from llmgw.controller.repo.access import Access, Way
 from llmgw.controller.repo.failures import FailureKind, GitError, kind_of
+from llmgw.controller.repo.remote import Remote
 from llmgw.redaction import Redactor
-
-PROTOCOLS = "ssh:https:file"
-SSH_COMMAND = (
-    "ssh -o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=10 "
-    "-o ServerAliveInterval=15 -o ServerAliveCountMax=4"  # a dead line ends by itself, even with nobody watching
-)
 
 LOCAL_TIMEOUT = 60.0  # seconds; the slowest local call, reading 10,000 files from a cold disk, takes a few
 MAX_OUTPUT = 64 * 1024 * 1024  # bytes; the record of 3,000 replicas and 1,000 nodes is about 15 MB
 _MAX_SAID = 8 * 1024  # bytes of stderr that are kept, from its end
 _CHUNK = 256 * 1024
+_TELL_EVERY = 5.0  # seconds between two words about a long call; short ones say nothing
 _GRACE = 2.0  # seconds between SIGTERM, on which git removes its lock files, and SIGKILL
 
 # Beyond what the environment settles. gc runs when the mirror says so, never behind our back.
@@ -37,6 +36,8 @@ _CONFIG: tuple[tuple[str, str], ...] = (
     ("gc.auto", "0"),
     ("maintenance.auto", "false"),
     ("fetch.recurseSubmodules", "false"),
+    ("push.recurseSubmodules", "no"),
+    ("transfer.bundleURI", "false"),
     ("http.lowSpeedLimit", "1"),
     ("http.lowSpeedTime", "60"),
 )
@@ -47,6 +48,7 @@ _PASSED_ON = (
     "all_proxy",
     "NO_PROXY",
     "no_proxy",
+    "GIT_SSL_CAINFO",
     "SSL_CERT_FILE",
     "TMPDIR",
 )
@@ -69,7 +71,10 @@ class GitEnvironment:
             path=environ.get("PATH") or os.defpath,
             home=environ.get("HOME"),
             ssh_auth_sock=environ.get("SSH_AUTH_SOCK"),
-            others={name: environ[name] for name in _PASSED_ON if name in environ},
+            others={
+                **({"GIT_SSL_CAINFO": environ["SSL_CERT_FILE"]} if "SSL_CERT_FILE" in environ else {}),
+                **{name: environ[name] for name in _PASSED_ON if name in environ},
+            },
         )
 
 
@@ -90,11 +95,14 @@ class Said:
 class How:
     """What differs from call to call."""
 
-    config: Sequence[tuple[str, str]] = ()  # settings by environment: what they hold is in no argv
+    remote: Remote | None = None  # the only one that the call may talk to
+    config: Sequence[tuple[str, str]] = ()  # settings by environment
+    variables: Mapping[str, str] = field(default_factory=dict)
     ok: frozenset[int] = frozenset({0})  # exit codes that are answers, not failures
     timeout: float = LOCAL_TIMEOUT  # seconds
     max_output: int = MAX_OUTPUT  # bytes
     keep_open: tuple[int, ...] = ()  # descriptors that git inherits: a lock lives until git has ended, too
+    told: Callable[[str], None] | None = None  # hears now and then how far a long call is
 
 
 _PLAINLY = How()
@@ -103,12 +111,18 @@ _PLAINLY = How()
 class Git:
     """Runs git. Holds no state but how to run it; calls may overlap."""
 
-    __slots__ = ("_binary", "_environment", "_redact")
+    __slots__ = ("_access", "_binary", "_environment", "_redact")
 
     def __init__(
-        self, environment: GitEnvironment, *, redact: Redactor | None = None, binary: str = "git"
+        self,
+        environment: GitEnvironment,
+        *,
+        redact: Redactor | None = None,
+        binary: str = "git",
+        access: Access | None = None,
     ) -> None:
         self._environment = environment
+        self._access = access or Access()
         self._redact = redact or Redactor()
         self._binary = binary
 
@@ -124,15 +138,27 @@ class Git:
 
         ``doing`` opens the error message ("reading main of /srv/fleet.git"). Raises :class:`GitError`."""
         argv = ("--no-pager", "--literal-pathspecs", *_where(directory), *arguments)
-        process = await self._start(argv, how, doing, piped=stdin is not None)
+        with self._access.toward(how.remote) as way:
+            code, out, err = await self._finished(argv, how, way, doing, stdin)
+        words = self._redact(_without_progress(err.decode("utf-8", "replace"))).strip()
+        if code not in how.ok:
+            kind = kind_of(words)
+            told = self._access.host_trouble(words) if kind is FailureKind.HOST_KEY else ""
+            raise GitError(doing, told or _worth_telling(words), kind=kind, code=code)
+        return Said(code=code, out=out, err=words)
+
+    async def _finished(
+        self, argv: Sequence[str], how: How, way: Way, doing: str, stdin: bytes | None
+    ) -> tuple[int, bytes, bytes]:
+        process = await self._start(argv, how, way, doing, piped=stdin is not None)
         try:
             async with asyncio.timeout(how.timeout):
                 out, err, _ = await _all(
                     _read_whole(process.stdout, how.max_output),
-                    _read_end(process.stderr),
+                    _read_end(process.stderr, _Listening(doing, how.told)),
                     _feed(process.stdin, stdin),
                 )
-                code = await process.wait()
+                return await process.wait(), out, err
         except TimeoutError as late:
             said = f"no end after {how.timeout:g} s"
             raise GitError(doing, said, kind=FailureKind.TIMEOUT) from late
@@ -141,10 +167,6 @@ class Git:
             raise GitError(doing, said, kind=FailureKind.TOO_LARGE) from large
         finally:
             await _end(process)
-        words = self._redact(err.decode("utf-8", "replace")).strip()
-        if code not in how.ok:
-            raise GitError(doing, _worth_telling(words), kind=kind_of(words), code=code)
-        return Said(code=code, out=out, err=words)
 
     def succeeds(self, *arguments: str, directory: Path) -> bool:
         """A question about a local repository that git answers by its exit code: 0 yes, 1 no. Blocks for its few
@@ -168,20 +190,22 @@ class Git:
             raise GitError(doing, _worth_telling(words), kind=kind_of(words), code=done.returncode)
         return done.returncode == 0
 
-    def environment(self, config: Sequence[tuple[str, str]] = ()) -> dict[str, str]:
+    def environment(
+        self, config: Sequence[tuple[str, str]] = (), variables: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
         """Exactly what git gets; nothing of ours is inherited."""
         env = {
             **self._environment.others,
             "PATH": self._environment.path,
             "LC_ALL": "C",
-            "GIT_ALLOW_PROTOCOL": PROTOCOLS,
+            "GIT_ALLOW_PROTOCOL": "none",
             "GIT_TERMINAL_PROMPT": "0",
             "GIT_CONFIG_GLOBAL": os.devnull,
             "GIT_CONFIG_NOSYSTEM": "1",
             "GIT_ATTR_NOSYSTEM": "1",
             "GIT_NO_REPLACE_OBJECTS": "1",
             "GIT_OPTIONAL_LOCKS": "0",
-            "GIT_SSH_COMMAND": SSH_COMMAND,
+            **(variables or {}),
         }
         if self._environment.home:
             env["HOME"] = self._environment.home
@@ -195,7 +219,7 @@ class Git:
         return env
 
     async def _start(
-        self, argv: Sequence[str], how: How, doing: str, *, piped: bool
+        self, argv: Sequence[str], how: How, way: Way, doing: str, *, piped: bool
     ) -> asyncio.subprocess.Process:
         try:
             return await asyncio.create_subprocess_exec(
@@ -204,8 +228,8 @@ class Git:
                 stdin=asyncio.subprocess.PIPE if piped else asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                env=self.environment(how.config),
-                pass_fds=how.keep_open,
+                env=self.environment((*way.config, *how.config), {**way.variables, **how.variables}),
+                pass_fds=(*how.keep_open, *way.descriptors),
                 cwd="/",
                 start_new_session=True,  # Ctrl-C in the terminal is for us to answer, not for git
                 limit=_CHUNK,
@@ -214,6 +238,11 @@ class Git:
             missing = isinstance(wrong, FileNotFoundError)
             said = f"{self._binary} is not on PATH" if missing else f"starting git: {wrong.strerror or wrong}"
             raise GitError(doing, said, kind=FailureKind.NO_GIT if missing else FailureKind.OTHER) from wrong
+
+
+_PROGRESS = re.compile(
+    r"(remote: )?(Enumerating|Counting|Compressing|Receiving|Resolving|Unpacking|Updating|Writing|Total) .*(\d|done\.?)\s*$"
+)
 
 
 class _TooLargeError(Exception):
@@ -249,12 +278,34 @@ async def _read_whole(stream: asyncio.StreamReader | None, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-async def _read_end(stream: asyncio.StreamReader | None) -> bytes:
+async def _read_end(stream: asyncio.StreamReader | None, heard: "_Listening") -> bytes:
     assert stream is not None
     kept = b""
     while chunk := await stream.read(_CHUNK):
         kept = (kept + chunk)[-_MAX_SAID:]
+        heard(kept)
     return kept
+
+
+class _Listening:
+    """Passes on how far git says it is, now and then."""
+
+    def __init__(self, doing: str, told: Callable[[str], None] | None) -> None:
+        self._doing = doing
+        self._told = told
+        self._next = asyncio.get_running_loop().time() + _TELL_EVERY
+
+    def __call__(self, said: bytes) -> None:
+        if self._told is None or asyncio.get_running_loop().time() < self._next:
+            return
+        steps = [line for line in re.split(r"[\r\n]", said.decode("utf-8", "replace")) if "%" in line]
+        if steps:
+            self._next = asyncio.get_running_loop().time() + _TELL_EVERY
+            self._told(f"{self._doing}: {steps[-1].strip()}")
+
+
+def _without_progress(words: str) -> str:
+    return "\n".join(line for line in re.split(r"[\r\n]", words) if not _PROGRESS.match(line))
 
 
 async def _feed(stream: asyncio.StreamWriter | None, data: bytes | None) -> None:
@@ -291,6 +342,8 @@ def _worth_telling(words: str) -> str:
     telling = [
         line
         for line in lines
-        if line.startswith(("fatal:", "error:", "remote:", "ssh:", "! [")) or "denied" in line.lower()
+        if line.startswith(("fatal:", "error:", "remote:", "ssh:", "! ["))
+        or "denied" in line.lower()
+        or "bad permissions" in line
     ]
     return " / ".join(dict.fromkeys((telling or lines)[-6:]))

@@ -67,6 +67,7 @@ class Mirror:
         self._branch = branch_ref(branch, what="branch") if branch else None
         self._path = repository_path(path, what="path") if path is not None else None
         self._base = repository_path(base, what="path")
+        objects.feed(remote)
 
     # ---- commits -----------------------------------------------------------------------------------------
 
@@ -283,6 +284,18 @@ class Mirror:
         elsewhere = {name: contents[object_id] for name, object_id in sorted(linked.items())}
         _refuse_pointers({**files, **elsewhere})
         return Tree(commit=commit, path=where, files=files, links=links, linked=elsewhere)
+
+    async def files(self, commit: Commit, names: Mapping[str, str]) -> dict[str, bytes]:
+        """Those of these files that the commit has, by the keys of ``names``; none that is a link, or too large."""
+        found = await self._named(commit, tuple(names.values()))
+        sizes = await self.objects.sizes(found.values())
+        small = {path: object_id for path, object_id in found.items() if sizes[object_id] <= MAX_FILE}
+        contents = await self.objects.blobs(small.values())
+        return {
+            name: contents[small[inside]]
+            for name, path in names.items()
+            if (inside := repository_path(path, what="path")) in small
+        }
 
     async def _check_path(self, commit: Commit, where: str, entries: Sequence[Entry]) -> None:
         """The path is a folder of this commit (or one file), reached through folders only."""

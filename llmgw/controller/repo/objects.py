@@ -39,19 +39,44 @@ _OURS_TO_MEND = {*_TRUTH_IS_ELSEWHERE, FailureKind.LOST_RACE}
 """A fetch overwrites whatever it finds; where it can't, a branch became a folder of branches or the mirror is broken."""
 
 
-class ObjectStore:
-    """One bare repository; several remotes may feed it."""
+def _nobody_listens(_: str) -> None:
+    """For those whom nobody watches."""
 
-    def __init__(self, directory: Path, *, git: Git, clock: Clock, holder: str) -> None:
+
+class ObjectStore:
+    """One bare repository; several remotes may feed it.
+
+    ``fetch_timeout`` is in seconds. ``partial``: from hosts, commits and folders are brought at once and files when they are
+    read, where a host can do so. ``told`` hears how far a long fetch is, and what was mended."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        git: Git,
+        clock: Clock,
+        holder: str,
+        fetch_timeout: float = FETCH_TIMEOUT,
+        partial: bool = False,
+        told: Callable[[str], None] = _nobody_listens,
+    ) -> None:
         self.path = directory / "mirror.git"
         self.git = git
         self._directory = directory
         self._lock = FileLock(
             directory / "mirror.lock", clock=clock, holder=holder, what="bringing commits into the mirror"
         )
+        self._fetch_timeout = fetch_timeout
+        self._partial = partial
+        self._told = told
         self._feeds: dict[str, tuple[Remote, tuple[str, ...]]] = {}
 
     # ---- remotes -----------------------------------------------------------------------------------------
+
+    def feed(self, remote: Remote, *refs: str) -> None:
+        """What is missing here may come from this remote; its refs named here come again when the mirror is made anew."""
+        _, before = self._feeds.get(remote.key, (remote, ()))
+        self._feeds[remote.key] = (remote, tuple(dict.fromkeys((*before, *refs))))
 
     async def ask(self, remote: Remote, refs: Sequence[str] = ()) -> Listing:
         """What a remote has right now: HEAD and the refs named, or all branches when none is."""
@@ -65,7 +90,7 @@ class ObjectStore:
                 remote.address,
                 *patterns,
                 doing=f"asking {remote} for its branches",
-                how=How(config=remote.config, timeout=ASK_TIMEOUT),
+                how=How(remote=remote, timeout=min(ASK_TIMEOUT, self._fetch_timeout)),
             )
         except GitError as wrong:
             raise explained(wrong) from wrong
@@ -74,10 +99,7 @@ class ObjectStore:
     async def refresh(self, remote: Remote, refs: Sequence[str]) -> Listing:
         """Bring the refs' commits here, whatever happened to them since (force pushes included), and tell where they
         are. Refs that the remote lacks are absent from the answer."""
-        self._feeds[remote.key] = (
-            remote,
-            tuple(dict.fromkeys((*self._feeds.get(remote.key, (remote, ()))[1], *refs))),
-        )
+        self.feed(remote, *refs)
         listing = await self.ask(remote, refs)
         if await self._here(remote, refs) == dict(listing.refs):
             return listing
@@ -85,8 +107,8 @@ class ObjectStore:
             await self._fetch(remote, refs, listing)
         except GitError as wrong:
             if wrong.kind not in _OURS_TO_MEND:
-                raise explained(wrong) from wrong
-            await self.rebuild()
+                raise self._explained(wrong) from wrong
+            await self.rebuild(wrong.said)
         return replace(listing, refs=await self._here(remote, refs))
 
     async def refresh_all(self, remote: Remote) -> None:
@@ -99,7 +121,14 @@ class ObjectStore:
                     keep,
                 )
             except GitError as wrong:
-                raise explained(wrong) from wrong
+                raise self._explained(wrong) from wrong
+
+    def _explained(self, wrong: GitError) -> RetryError | StalledError:
+        """Of a fetch."""
+        if wrong.kind is not FailureKind.TIMEOUT:
+            return explained(wrong)
+        longer = "if the repository is large, raise fetchTimeout in llmgw.yaml"
+        return explained(wrong, hint=longer if self._partial else f"{longer} or set partialClone: true")
 
     async def cached(self, remote: Remote, ref: str) -> Commit | None:
         """Where a ref was when it was last fetched; asks nobody."""
@@ -143,21 +172,51 @@ class ObjectStore:
 
     async def _fetch_specs(self, remote: Remote, specs: Sequence[str], keep: tuple[int, ...]) -> None:
         """``+`` before each: a rewritten history replaces what was here, nothing is merged."""
+        await self._bring(remote, ("--prune", "--progress"), tuple(specs), keep)
+        await self._tidy(keep)
+
+    async def _bring(
+        self,
+        remote: Remote,
+        options: Sequence[str],
+        wanted: Sequence[str],
+        keep: tuple[int, ...],
+        *,
+        stdin: bytes | None = None,
+    ) -> None:
+        """A host that can't leave out files is told by git to send them all: it says so and goes on."""
+        partial = self._partial and remote.local is None
         await self.run(
             "fetch",
-            "--quiet",
             "--no-tags",
-            "--prune",
             "--no-write-fetch-head",
             "--no-auto-maintenance",
+            *(("--filter=blob:none",) if partial else ()),
+            *options,
             *remote.program("upload-pack"),
             "--",
             remote.address,
-            *specs,
+            *wanted,
             doing=f"fetching from {remote}",
-            how=How(config=remote.config, timeout=FETCH_TIMEOUT, keep_open=keep),
+            stdin=stdin,
+            how=How(remote=remote, timeout=self._fetch_timeout, keep_open=keep, told=self._told),
         )
-        await self._tidy(keep)
+
+    async def _bring_files(self, objects: Sequence[str]) -> None:
+        """All files of a reading call at once, from whichever remote has them: git itself would ask for them one by one."""
+        failed: GitError | None = None
+        async with self.writing() as keep:
+            for remote, _ in self._feeds.values():
+                if remote.local is not None:
+                    continue
+                try:
+                    await self._bring(remote, ("--stdin",), (), keep, stdin=answers.lines(objects))
+                except GitError as wrong:
+                    failed = wrong
+                else:
+                    return
+        if failed is not None:
+            raise self._explained(failed) from failed
 
     async def _forget(self, ref: str, keep: tuple[int, ...]) -> None:
         await self.run("update-ref", "-d", ref, doing=f"forgetting {ref}", how=How(keep_open=keep))
@@ -214,8 +273,9 @@ class ObjectStore:
                 "there, or choose another directory with --state-dir"
             ) from wrong
 
-    async def rebuild(self) -> None:
-        """Throw the mirror away and fetch again what this process has asked for."""
+    async def rebuild(self, why: str) -> None:
+        """Throw the mirror away and fetch again what this process has asked for. Told, never silent."""
+        self._told(f"the mirror {self.path} can't be used any more ({why}): fetching it anew")
         async with self.writing() as keep:
             await self._create(keep)
         for remote, refs in tuple(self._feeds.values()):
@@ -223,7 +283,7 @@ class ObjectStore:
             try:
                 await self._fetch(remote, refs, listing)
             except GitError as wrong:
-                raise explained(wrong) from wrong
+                raise self._explained(wrong) from wrong
 
     async def _tidy(self, keep: tuple[int, ...]) -> None:
         said = await self.run(
@@ -236,7 +296,7 @@ class ObjectStore:
                     "gc",
                     "--quiet",
                     doing="packing the mirror",
-                    how=How(timeout=FETCH_TIMEOUT, keep_open=keep),
+                    how=How(timeout=self._fetch_timeout, keep_open=keep),
                 )
 
     # ---- reading -----------------------------------------------------------------------------------------
@@ -284,6 +344,7 @@ class ObjectStore:
             arguments=("cat-file", "--batch-check=%(objectname) %(objectsize)", "--buffer"),
             doing=f"measuring {len(wanted)} files",
             stdin=answers.lines(wanted),
+            objects=wanted,
         )
         return await self._healing(call, answers.sizes)
 
@@ -297,21 +358,24 @@ class ObjectStore:
             doing=f"reading {len(wanted)} files",
             stdin=answers.lines(wanted),
             how=How(max_output=max_bytes + _HEADER * len(wanted)),
+            objects=wanted,
         )
         return await self._healing(call, lambda out: answers.contents(out, wanted))
 
     async def _healing(self, call: "Call", parse: Callable[[bytes], T]) -> T:
         """Reads; what turns out to be broken or gone here is fetched anew, once, and read again."""
+        why = "objects are missing"
         try:
-            return parse((await self._call(call)).out)
+            return parse((await self._reading(call)).out)
         except GitError as wrong:
             if wrong.kind not in _TRUTH_IS_ELSEWHERE and self.path.exists():
                 raise explained(wrong) from wrong
+            why = wrong.said
         except answers.MissingError:
             pass
-        await self.rebuild()
+        await self.rebuild(why)
         try:
-            return parse((await self._call(call)).out)
+            return parse((await self._reading(call)).out)
         except GitError as wrong:
             raise explained(wrong) from wrong
         except answers.MissingError as wrong:
@@ -319,6 +383,15 @@ class ObjectStore:
                 f"{call.doing}: object {wrong} is missing even after fetching anew: run git fsck in the repository "
                 "and repair it"
             ) from wrong
+
+    async def _reading(self, call: "Call") -> Said:
+        try:
+            return await self._call(call)
+        except GitError as wrong:
+            if wrong.kind is not FailureKind.NOT_BROUGHT:
+                raise
+        await self._bring_files(call.objects)
+        return await self._call(call)
 
     async def _call(self, call: "Call") -> Said:
         return await self.run(*call.arguments, doing=call.doing, stdin=call.stdin, how=call.how)
@@ -332,6 +405,7 @@ class Call:
     doing: str
     stdin: bytes | None = None
     how: How = How()
+    objects: tuple[str, ...] = ()  # what it reads, where it is files
 
 
 def _tracking(remote: Remote, ref: str) -> str:

@@ -1,11 +1,10 @@
-"""Where a repository is, as git is told and as people are told: the two differ where a URL holds a password."""
+"""Where a repository is. An address says where and nothing else: never who is asking, never a password."""
 
-import base64
 import re
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 from llmgw.model.ids import digest
 from llmgw.model.problems import InvalidError, Problem
@@ -21,8 +20,7 @@ class Remote:
     ``trusted`` says that a person named it: only then git may touch a local repository that belongs to another user.
     """
 
-    address: str  # what git gets; never holds a password
-    header: str | None = field(default=None, repr=False)  # stands in for the password of an https URL
+    address: str
     trusted: bool = True
 
     @property
@@ -33,13 +31,6 @@ class Remote:
     def key(self) -> str:
         """Names its refs in the mirror."""
         return digest(self.address)[:8]
-
-    @property
-    def config(self) -> tuple[tuple[str, str], ...]:
-        """Settings for every call that talks to it: by environment, so that the password is in no argv."""
-        if self.header is None:
-            return ()
-        return ((f"http.{self.address}.extraHeader", self.header),)
 
     def program(self, service: str) -> tuple[str, ...]:
         """Options for a local repository of another user: git's half there trusts it too. ``service`` is ``upload-pack``
@@ -67,9 +58,7 @@ def remote_of(location: str, *, base: Path, what: str = "repo", trusted: bool = 
     if scheme == "https":
         return _https(text, what, trusted=trusted)
     if scheme == "ssh":
-        if urlsplit(text).password is not None:
-            raise _refused(text, what, "ssh uses keys: leave the password out")
-        return Remote(address=text, trusted=trusted)
+        return _ssh(text, what, trusted=trusted)
     if scheme:
         raise _refused(text, what, "only ssh, https and local paths are used")
     if "::" in text.partition("/")[0]:
@@ -80,16 +69,46 @@ def remote_of(location: str, *, base: Path, what: str = "repo", trusted: bool = 
 
 
 def _https(text: str, what: str, *, trusted: bool) -> Remote:
-    parts = urlsplit(text)
+    parts = _parts(text, what)
+    if parts.username is not None or parts.password is not None:
+        host = parts.netloc.rpartition("@")[2]
+        raise _refused(
+            text,
+            what,
+            f"everybody who sees an address would see the password: write {what}: https://{host}{parts.path} and token: "
+            "{fromFile: /etc/llmgw/token} (with user: NAME, where the host wants a certain one); if a token stood here, "
+            "make a new one",
+        )
+    return Remote(address=text, trusted=trusted)
+
+
+def _ssh(text: str, what: str, *, trusted: bool) -> Remote:
+    parts = _parts(text, what)
+    if parts.password is not None:
+        raise _refused(text, what, "ssh uses keys: leave the password out, and name a key with gitIdentity")
+    if (parts.username or "").startswith("-") or parts.hostname.startswith("-"):
+        raise _refused(text, what, "neither a user nor a host begins with a dash")
+    return Remote(address=text, trusted=trusted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    netloc: str
+    hostname: str
+    path: str
+    username: str | None
+    password: str | None
+
+
+def _parts(text: str, what: str) -> _Parts:
+    try:
+        parts = urlsplit(text)
+        _ = parts.port
+    except ValueError as wrong:
+        raise _refused(text, what, f"the address is not whole: {wrong}") from wrong
     if not parts.hostname:
         raise _refused(text, what, "the host is missing")
-    if parts.username is None:
-        return Remote(address=text, trusted=trusted)
-    host = parts.netloc.rpartition("@")[2]
-    address = urlunsplit((parts.scheme, host, parts.path, parts.query, ""))
-    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-    header = f"Authorization: Basic {base64.b64encode(pair.encode()).decode()}"
-    return Remote(address=address, header=header, trusted=trusted)
+    return _Parts(parts.netloc, parts.hostname, parts.path, parts.username, parts.password)
 
 
 def _refused(text: str, what: str, instead: str) -> InvalidError:

@@ -47,6 +47,7 @@ class GitRecordStore:
         self._author = author
         self._clock = clock
         self._known: _Known | None = None
+        objects.feed(remote)
 
     @property
     def place(self) -> str:
@@ -74,7 +75,7 @@ class GitRecordStore:
         except GitError as wrong:
             if wrong.kind not in {FailureKind.CORRUPT, FailureKind.NO_OBJECT}:
                 raise explained(wrong) from wrong
-            await self._objects.rebuild()
+            await self._objects.rebuild(wrong.said)
             await self.tip()  # brings the branch here even if this process has only ever written
             try:
                 version = await self._write(kept, after, message)
@@ -210,7 +211,7 @@ class GitRecordStore:
             self._remote.address,
             f"{version}:{self._ref}",
             doing=f"pushing the record to {self.place}",
-            how=How(config=self._remote.config, timeout=PUSH_TIMEOUT, ok=frozenset({0, 1}), keep_open=keep),
+            how=How(remote=self._remote, timeout=PUSH_TIMEOUT, ok=frozenset({0, 1}), keep_open=keep),
         )
 
     async def _push(self, version: Commit, after: Commit | None, keep: tuple[int, ...]) -> None:

@@ -11,8 +11,12 @@ import pytest
 
 from llmgw.controller.repo.failures import FailureKind, GitError, explained, kind_of
 from llmgw.controller.repo.git import Git, GitEnvironment, How
+from llmgw.controller.repo.remote import Remote
 from llmgw.model.problems import RetryError, StalledError
 from llmgw.redaction import Redactor
+
+
+HERE = Remote(address="/srv/fleet.git")
 
 
 def run(git: Git, *arguments: str, **rest: Any) -> Any:
@@ -36,13 +40,12 @@ def test_git_gets_exactly_the_environment_it_needs(tmp_path: Path, monkeypatch: 
     for shell_made in ("PWD", "SHLVL", "_", "OLDPWD"):
         lines.pop(shell_made, None)
     settings = {name: lines.pop(name) for name in list(lines) if name.startswith("GIT_CONFIG_")}
-    assert lines.pop("GIT_SSH_COMMAND").startswith("ssh -o BatchMode=yes -o StrictHostKeyChecking=yes")
     assert lines == {
         "PATH": os.environ["PATH"],
         "HOME": "/home/ann",
         "SSH_AUTH_SOCK": "/run/agent",
         "LC_ALL": "C",
-        "GIT_ALLOW_PROTOCOL": "ssh:https:file",
+        "GIT_ALLOW_PROTOCOL": "none",
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_ATTR_NOSYSTEM": "1",
         "GIT_NO_REPLACE_OBJECTS": "1",
@@ -57,8 +60,15 @@ def test_git_gets_exactly_the_environment_it_needs(tmp_path: Path, monkeypatch: 
 def test_programs_named_by_an_address_are_never_run(git: Git, tmp_path: Path) -> None:
     proof = tmp_path / "ran"
     with pytest.raises(GitError, match="transport 'ext' not allowed"):
-        run(git, "ls-remote", "--", f"ext::touch {proof}")
+        run(git, "ls-remote", "--", f"ext::touch {proof}", how=How(remote=HERE))
     assert not proof.exists()
+
+
+def test_a_call_that_names_no_remote_can_talk_to_nobody(git: Git, work: Any) -> None:
+    for address in (f"file://{work.path}", "https://localhost:1/x", "ssh://localhost:1/x"):
+        with pytest.raises(GitError, match="transport '(file|https|ssh)' not allowed"):
+            run(git, "ls-remote", "--", address)
+    assert "refs/heads/main" in run(git, "ls-remote", "--", str(work.path), how=How(remote=HERE)).text
 
 
 def test_the_users_own_configuration_changes_nothing(git: Git, tmp_path: Path) -> None:

@@ -91,6 +91,11 @@ def test_paths_have_one_form(text: str, path: str) -> None:
         "--upload-pack=x",
         "",
         "https:///x",
+        "https://host:port/x",
+        "ssh:///x",
+        "ssh://-oProxyCommand=x/y",
+        "ssh://-oProxyCommand=x@host/y",
+        "-oProxyCommand=x@host:y",
         "ssh://git:pw@host/x",
         "a\nb",
     ],
@@ -100,16 +105,13 @@ def test_addresses_that_run_programs_or_send_in_clear_are_refused(text: str, tmp
         remote_of(text, base=tmp_path)
 
 
-def test_a_password_in_an_address_goes_into_a_header_and_shows_nowhere(tmp_path: Path) -> None:
-    remote = remote_of("https://ann:canary-77@host.example/fleet.git", base=tmp_path)
-    assert remote.address == "https://host.example/fleet.git"
-    assert "canary" not in repr(remote)
-    assert "canary" not in str(remote)
-    (setting,) = remote.config
-    assert setting == (
-        "http.https://host.example/fleet.git.extraHeader",
-        "Authorization: Basic YW5uOmNhbmFyeS03Nw==",
-    )
+@pytest.mark.parametrize("who", ["ann:canary-77", "canary-77", "canary-77:x-oauth-basic"])
+def test_a_password_in_an_address_is_refused_with_what_to_write(who: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidError) as caught:
+        remote_of(f"https://{who}@host.example:8443/fleet.git", base=tmp_path)
+    told = str(caught.value)
+    assert "write repo: https://host.example:8443/fleet.git and token: {fromFile: " in told
+    assert "canary" not in told
 
 
 def test_the_ways_to_write_an_address(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_a_branch_that_is_not_llmgws_is_not_touched(make_objects: Make, work: An
 def test_a_refused_push_says_what_to_do_and_changes_nothing(store: GitRecordStore, work: Any) -> None:
     first = write(store, record(1))
     hook(work, "pre-receive", "#!/bin/sh\necho 'this branch is protected' >&2\nexit 1\n")
-    with pytest.raises(StalledError, match=r"pre-receive hook declined.*--state-repo"):
+    with pytest.raises(StalledError, match=r"pre-receive hook declined.*stateRepo"):
         write(store, record(2), first)
     assert work.git("rev-parse", STATE) == first
     assert asyncio.run(store.read()).record == record(1)
