@@ -5,7 +5,6 @@ line wherever a real one breaks. For tests and the simulation.
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -243,11 +242,13 @@ class MemoryLink:
         try:
             while True:
                 coming = asyncio.ensure_future(anext(items))
-                await _first(coming, line.broken)
-                if not coming.done():
-                    coming.cancel()
-                    with suppress(asyncio.CancelledError, StopAsyncIteration):
-                        await coming
+                try:
+                    await _first(coming, line.broken)
+                finally:
+                    lost = not coming.done()
+                    coming.cancel()  # also when whoever reads is cancelled: it must not run on beside the closing
+                    await asyncio.gather(coming, return_exceptions=True)
+                if lost:
                     raise RetryError(f"{doing}: the connection was lost", after=AGAIN)
                 try:
                     told = coming.result()

@@ -223,15 +223,15 @@ class Loop:
             if record.commit is not None:
                 at = record.last_pass.started if record.last_pass is not None else None
                 self._snapshots.change(applied=Applied(commit=record.commit, serial=record.serial, at=at))
-            blocked = len(plan.blocked)
             self._snapshots.change(
                 status=status(record, result.prepared.observed, now=now, desired=result.prepared.desired),
                 looked=now,
+                endpoints=record.endpoints,
                 changes=sum(change.action is not Action.BLOCKED for change in plan.changes),
-                blocked=blocked,
+                blocked=len(plan.blocked),
                 drift=len(plan.drift),
             )
-            if not (attempted.failed or attempted.refused or result.halted or blocked):
+            if not (attempted.failed or attempted.refused or result.halted):
                 self._snapshots.change(last_good=now)
             await self._streams.follow(result.prepared.desired.nodes)
         self._tell_refusal(attempted.refused, last)
