@@ -19,6 +19,7 @@ from llmgw.agent.discovery.commands import looking_environment
 from llmgw.agent.discovery.gpus import GpuDiscovery
 from llmgw.agent.discovery.pretended import PretendedChecks
 from llmgw.agent.discovery.survey import Survey
+from llmgw.agent.discovery.xids import DriverErrors
 from llmgw.agent.disk import FileDisk
 from llmgw.agent.doctor.examiner import NodeExaminer
 from llmgw.agent.events import Events
@@ -30,7 +31,6 @@ from llmgw.agent.jobs.targets import DiskTargets
 from llmgw.agent.journal import FileJournalStore, Journal
 from llmgw.agent.lock import only_agent
 from llmgw.agent.logsink import log_to, secret_values
-from llmgw.notify import ServiceManager
 from llmgw.agent.ownership import Ownership
 from llmgw.agent.policy import PolicyFile, policy_path
 from llmgw.agent.sampling import Sampler
@@ -49,6 +49,7 @@ from llmgw.agent.shards.witness import Witness
 from llmgw.clock import Clock, SystemClock
 from llmgw.model.problems import LlmgwError
 from llmgw.model.report import AgentInfo
+from llmgw.notify import ServiceManager
 from llmgw.redaction import Redactor
 from llmgw.wire.messages import PROTOCOL
 from llmgw.wire.setup import AgentSettings, Holder
@@ -133,6 +134,7 @@ def assemble(
         gpus=GpuDiscovery(env=looking_environment(env), classes=Classes(disk)),
         owner=spawner.owner,
         pretends=settings.pretends,
+        xids=DriverErrors(KernelLog(), clock).on,
     )
     real = SystemChecks(engine_user=settings.engine_user)
     rules = PolicyFile(
@@ -253,6 +255,7 @@ def this_agent(settings: AgentSettings, clock: Clock) -> AgentInfo:
         pid=os.getpid(),
         started=clock.now(),
         user=getpass.getuser(),
+        build=settings.build,
     )
 
 

@@ -33,6 +33,10 @@ class Xid:
     count: int = 1
 
 
+INHERITED = "its GPU: "
+"""Begins a reason against a MIG instance that is one against its GPU."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One GPU or MIG instance. The index only matters in the moment of launch; everything else uses the UUID."""

@@ -31,6 +31,7 @@ class AgentSettings:
     weights: str | None = None
     engines: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    build: str = ""  # of the files that it is made of; empty: it runs where they lie
     format: int = SETTINGS_FORMAT
 
     def digest(self, pretended: bytes = b"") -> str:

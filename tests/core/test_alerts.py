@@ -205,7 +205,7 @@ def test_a_clock_that_is_off_is_an_alert_too() -> None:
 def test_what_a_gpu_shares_with_its_instances_is_told_of_the_gpu() -> None:
     world = calm()
     whole = gpu("gpu01", 0, health=("a repair waits",))
-    part = replace(gpu("gpu01", 1, health=("a repair waits",)), uuid="MIG-1", parent=whole.uuid)
+    part = replace(gpu("gpu01", 1, health=("its GPU: a repair waits",)), uuid="MIG-1", parent=whole.uuid)
     change_facts(gpus=(whole, part))(world)
     assert [alert.id for alert in told(world)] == [f"gpu-unhealthy/node/gpu01/{whole.uuid}"]
 

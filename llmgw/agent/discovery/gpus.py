@@ -16,7 +16,7 @@ from llmgw.agent.discovery import health, nvidia_smi
 from llmgw.agent.discovery.classes import Classes
 from llmgw.agent.discovery.commands import AskError, NoAnswerError, ask_program
 from llmgw.agent.discovery.readings import Held, Look, Lost, Reading, bus_id
-from llmgw.model.facts import Gpu, GpuProcess
+from llmgw.model.facts import INHERITED, Gpu, GpuProcess
 from llmgw.wire import codec
 
 DEADLINE = 10.0
@@ -138,7 +138,7 @@ class GpuDiscovery:
         if not one.total and not one.fatal and one.parent is None and _INTEGRATED.search(one.name):
             one, notes = self._integrated(one), (*notes, SHARED)
         inherited = health.broken(parent) if parent is not None else ()
-        reasons = (*health.reasons(one, instances=instances), *(f"its GPU: {why}" for why in inherited))
+        reasons = (*health.reasons(one, instances=instances), *(f"{INHERITED}{why}" for why in inherited))
         around = parent or one
         total = one.total or 0
         return Gpu(

@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """Looks at this machine. ``owner`` tells the shard that a process provably belongs to. ``pretends``: the GPUs, adapters and whatever else ``pretended.json`` names come from there."""
+    """Looks at this machine. ``owner`` tells the shard that a process provably belongs to. ``xids`` adds the
+    errors that the driver has told of them, and may take milliseconds. ``pretends``: the GPUs, adapters and whatever else ``pretended.json`` names come from there."""
 
     places: Layout
     ports: PortRange
@@ -29,6 +30,7 @@ class Survey:
     owner: Callable[[int], Awaitable[str | None]]
     pretends: bool = False
     sysfs: Path = ROOT
+    xids: Callable[[tuple[Gpu, ...]], tuple[Gpu, ...]] = lambda gpus: gpus
 
     async def sample(self) -> tuple[Gpu, ...]:
         """The seam Gpus: as they are right now."""
@@ -56,9 +58,12 @@ class Survey:
                 _attempt, "InfiniBand", lambda: infiniband_ports(self.sysfs), (), problems
             )
             problems += sample.problems
+            gpus = await asyncio.to_thread(
+                _attempt, "errors of GPUs", lambda: self.xids(sample.gpus), sample.gpus, problems
+            )
             facts = replace(
                 facts,
-                gpus=await self._with_owners(sample.gpus),
+                gpus=await self._with_owners(gpus),
                 gpu_source=sample.source,
                 driver=sample.driver,
                 hca_ports=hcas,

@@ -56,6 +56,12 @@ class Line:
         found = _XID.search(self.text)
         return bus_id(found[1]) if found else ""
 
+    @property
+    def xid(self) -> int | None:
+        """The number of that error."""
+        found = _XID.search(self.text)
+        return int(found[2]) if found else None
+
 
 class KernelLog:
     """One reader of one log. A log that can't be read, as in containers and for users without rights, is empty."""

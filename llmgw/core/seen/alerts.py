@@ -12,7 +12,7 @@ from llmgw.core.seen.survey import NodeView, SeenShard, Survey, survey
 from llmgw.core.symptoms import LITTLE_DISK, SCARCE_DISK
 from llmgw.model.alerts import Alert, AlertKind, Severity, alert_id
 from llmgw.model.desired import Desired
-from llmgw.model.facts import Facts, Gpu, Xid
+from llmgw.model.facts import INHERITED, Facts, Gpu, Xid
 from llmgw.model.record import ModelRecord, NodeRecord, Record, ReplicaRecord
 from llmgw.model.report import JobReport, JobState, Observed, Reach, ShardState
 
@@ -115,11 +115,10 @@ def _lost(view: NodeView, known: NodeRecord | None) -> Iterator[Alert]:
 
 def _gpu(view: NodeView, gpu: Gpu, facts: Facts) -> Iterator[Alert]:
     """What a GPU shares with its MIG instances is told once, of the GPU."""
-    whole = next((other for other in facts.gpus if other.uuid == gpu.parent), None)
-    shared = set(whole.health) if whole is not None else set()
-    reasons = [reason for reason in gpu.health if reason not in shared]
+    is_told = any(other.uuid == gpu.parent for other in facts.gpus)
+    reasons = [reason for reason in gpu.health if not (is_told and reason.startswith(INHERITED))]
     if reasons:
-        kind = AlertKind.GPU_ECC if gpu.ecc_volatile and whole is None else AlertKind.GPU_UNHEALTHY
+        kind = AlertKind.GPU_ECC if gpu.ecc_volatile and gpu.parent is None else AlertKind.GPU_UNHEALTHY
         text = f"{_named(gpu)}: {'; '.join(reasons)}"
         do = "nothing new is placed on it; docs/operations.md tells what each reason wants"
         yield _of(view, kind, Severity.CRITICAL, text, do=do, part=gpu.uuid)
