@@ -6,7 +6,7 @@ made anew, file systems that tell nothing. So whoever waits here looks by himsel
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 from watchfiles import Change, awatch
@@ -88,9 +88,10 @@ class Refs:
             stop_event=None,
             ignore_permission_denied=True,
         )
-        async with aclosing(changes) as told:  # type: ignore[type-var] # a generator; watchfiles says less
-            async for _ in told:
-                self._moved.set()
+        with suppress(FileNotFoundError):  # it was moved away before the watching began
+            async with aclosing(changes) as told:  # type: ignore[type-var] # a generator; watchfiles says less
+                async for _ in told:
+                    self._moved.set()
 
     def _counts(self, change: Change, path: str) -> bool:  # noqa: ARG002 - watchfiles' signature
         """The branch itself or where it may be packed; never our own state branch, nor git's locks."""
