@@ -38,6 +38,9 @@ Manner = Literal["good", "slow", "never-ready", "exits", "exits later"]
 
 SHAPES: tuple[Shape, ...] = ("whole", "pair", "share", "cpu")
 BROKEN: tuple[Manner, ...] = ("never-ready", "exits", "exits later")
+GPUS = {"node1": 3, "node2": 2, "node3": 4, "node4": 1}
+"""Of a node that is added while nothing else says how many it has."""
+NODES = tuple(GPUS)
 PORTS = PortRange(from_port=18000, to_port=18011)
 """Few, so that histories come near to using them up and reuse them soon."""
 
@@ -117,7 +120,7 @@ def _new_model(rng: Random, name: str) -> ModelWish:
 def edited(rng: Random, wish: FleetWish) -> tuple[str, FleetWish]:
     """What a person might commit next, in words and as a whole."""
     model = rng.choice(wish.models) if wish.models else None
-    kinds = ["add", "cordon"]
+    kinds = ["add", "cordon", "node goes", "node comes"]
     if model is not None:
         kinds += ["flag", "flag", "flag", "scale", "scale", "remove", "break", "break", "mend", "priority"]
         kinds += ["label", "protect", "shape"]
@@ -128,11 +131,25 @@ def edited(rng: Random, wish: FleetWish) -> tuple[str, FleetWish]:
         node = rng.choice(wish.nodes)
         nodes = tuple(replace(it, cordon=not it.cordon) if it == node else it for it in wish.nodes)
         return f"{'uncordon' if node.cordon else 'cordon'} {node.name}", replace(wish, nodes=nodes)
+    if kind.startswith("node"):
+        return _other_nodes(rng, wish, kind)
     if kind == "remove":
         rest = tuple(it for it in wish.models if it != model)
         return f"remove {model.name}", replace(wish, models=rest)
     changed = _edited_model(rng, model, kind)
     return f"{kind} {model.name}: {changed}", wish.changed(changed)
+
+
+def _other_nodes(rng: Random, wish: FleetWish, kind: str) -> tuple[str, FleetWish]:
+    if kind == "node goes" and len(wish.nodes) > 1:
+        node = rng.choice(wish.nodes)
+        return f"remove {node.name}", replace(wish, nodes=tuple(it for it in wish.nodes if it != node))
+    there = {node.name for node in wish.nodes}
+    absent = [name for name in NODES if name not in there]
+    if not absent:
+        return "nothing", wish
+    nodes = (*wish.nodes, NodeWish(name=absent[0], gpus=GPUS[absent[0]]))
+    return f"add {absent[0]}", replace(wish, nodes=tuple(sorted(nodes, key=lambda node: node.name)))
 
 
 def _added(rng: Random, wish: FleetWish) -> tuple[str, FleetWish]:
@@ -303,3 +320,6 @@ class Commits:
 
     async def keep(self, commit: Commit) -> None:
         self.kept.add(commit)
+
+    async def who_wrote(self, commit: Commit, where: Where) -> str:
+        return f"commit {commit[:10]}"

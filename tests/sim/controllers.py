@@ -97,11 +97,12 @@ class GuardedLink(Guard):
     ) -> None:
         super().__init__(link, life, "link", delay)
         self._sending = sending
+        self._request = self._slow(link.request, "link.request")
 
     async def request(self, method: str, params: Any, result: type[Any], *, timeout: float) -> Any:
         if method in MUTATING:
             self._sending(method, params)
-        return await self.__getattr__("request")(method, params, result, timeout=timeout)
+        return await self._request(method, params, result, timeout=timeout)
 
 
 class GuardedTransport:

@@ -119,6 +119,25 @@ async def _engine_dies(world: World, event: Event) -> None:
         _node(world, event).machine.end(process, None, 11)
 
 
+async def _engine_hangs(world: World, event: Event) -> None:
+    """It lives on and answers nothing any more; some come to themselves soon, all in peace."""
+    serving = [it for it in _node(world, event).machine.living() if it.script.ready_after is not None]
+    if not serving:
+        return
+    node, process = _node(world, event), serving[event.calls % len(serving)]
+    node.hung.setdefault(process, process.script)
+    process.script = replace(process.script, ready_after=None, answers_token=False)
+    if event.calls % 3:
+        world.loop.call_later(event.seconds, lambda: node.thaw(process))
+
+
+async def _wipe(world: World, event: Event) -> None:
+    """The machine is installed anew: it has the same name and address, and remembers nothing."""
+    node = _node(world, event)
+    node.wipe()
+    world.loop.call_later(event.seconds, node.come_up)
+
+
 async def _cut(world: World, event: Event) -> None:
     cut = Cut.AFTER if event.calls % 2 else Cut.BEFORE
     _node(world, event).line.cuts.extend([cut] * (1 + event.calls % 3))
@@ -128,6 +147,22 @@ async def _partition(world: World, event: Event) -> None:
     line = _node(world, event).line
     line.go_down()
     world.loop.call_later(event.seconds, lambda: line.come_back() if _node(world, event).up else None)
+
+
+async def _one_way(world: World, event: Event) -> None:
+    """Only one direction of the line works, and no connection breaks of it: either nothing arrives until it works again, or
+    everything does and no answer comes back."""
+    line = _node(world, event).line
+    way = line.hears if event.calls % 2 else line.speaks
+    way.clear()
+    world.loop.call_later(event.seconds, way.set)
+
+
+async def _said_twice(world: World, event: Event) -> None:
+    """Each command comes again, when much else may have come in between."""
+    line = _node(world, event).line
+    line.echo = (0.0, 0.3, 5.0, 40.0)[event.calls % 4]
+    world.loop.call_later(event.seconds, lambda: setattr(line, "echo", None))
 
 
 async def _disk_full(world: World, event: Event) -> None:
@@ -183,8 +218,20 @@ def _claims(world: World, shard: str) -> tuple[GpuClaim, ...]:
 
 
 async def _clock_jumps(world: World, event: Event) -> None:
-    """As when somebody sets it; every machine has the same."""
-    world.set_clocks(event.seconds if event.calls % 2 else -event.seconds)
+    """As when somebody sets the clock that every machine goes by."""
+    world.set_clocks(_ahead_or_back(event))
+
+
+async def _node_clock_jumps(world: World, event: Event) -> None:
+    world.set_clocks(_ahead_or_back(event), _node(world, event).clock)
+
+
+async def _controller_clock_jumps(world: World, event: Event) -> None:
+    world.set_clocks(_ahead_or_back(event), world.controllers.machines["bob@laptop"].clock)
+
+
+def _ahead_or_back(event: Event) -> float:
+    return event.seconds if event.calls % 2 else -event.seconds
 
 
 async def _jobs_fail(world: World, event: Event) -> None:
@@ -217,7 +264,12 @@ FAULTS: Mapping[str, Do] = {
     "restart agent": _restart_agent,
     "reboot": _reboot,
     "engine dies": _engine_dies,
+    "engine hangs": _engine_hangs,
+    "wipe": _wipe,
     "cut line": _cut,
+    "one way": _one_way,
+    "said twice": _said_twice,
+    "node clock jumps": _node_clock_jumps,
     "partition": _partition,
     "disk full": _disk_full,
     "slow line": _slow_line,
@@ -234,10 +286,11 @@ DEEDS: Mapping[str, Do] = {
     "settle a while": _settle_a_while,
     "store trouble": _store_trouble,
     "clock jumps": _clock_jumps,
+    "controller clock jumps": _controller_clock_jumps,
     **FAULTS,
 }
 
-FATE = (*FAULTS, "store trouble", "clock jumps")
+FATE = (*FAULTS, "store trouble", "clock jumps", "controller clock jumps")
 APPLIES = (
     "apply waits",
     "apply",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from llmgw.model.plan import Action
-from tests.sim.commits import LOADED, FleetWish, ModelWish
+from tests.sim.commits import LOADED, FleetWish, ModelWish, NodeWish
 from tests.sim.deeds import DEEDS, LOOK_EVERY, Event, agent_again
 from tests.sim.loop import DeadlockError, VirtualLoop, run
 from tests.sim.world import LAST_ACTIONS, World
@@ -26,6 +26,16 @@ class History:
     start: FleetWish
     events: tuple[Event, ...]
     allow_prune: bool
+
+    @property
+    def machines(self) -> tuple[NodeWish, ...]:
+        """Every machine that is ever a node, as it is first spoken of."""
+        wishes = (self.start, *(event.wish for event in self.events if event.wish is not None))
+        found: dict[str, NodeWish] = {}
+        for wish in wishes:
+            for node in wish.nodes:
+                found.setdefault(node.name, node)
+        return tuple(found.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +82,12 @@ def play(history: History, *, draw: int = 0) -> Ran:
 
 
 async def _play(history: History, draw: int, worlds: list[World]) -> None:
-    world = World(Random(history.seed * 7919 + 1 + draw), history.start, allow_prune=history.allow_prune)
+    world = World(
+        Random(history.seed * 7919 + 1 + draw),
+        history.start,
+        machines=history.machines,
+        allow_prune=history.allow_prune,
+    )
     worlds.append(world)
     try:
         for event in history.events:
@@ -94,7 +109,11 @@ async def _peace(world: World) -> None:
     for node in world.nodes.values():
         node.line.cuts.clear()
         node.line.delay = 0.0
+        node.line.echo = None
+        node.line.hears.set()
+        node.line.speaks.set()
         node.contents.full = False
+        node.thaw()
         node.machine.foreign.clear()
         node.machine.strangers.clear()
         node.machine.gpus = tuple(replace(gpu, health=()) for gpu in node.machine.gpus)

@@ -65,6 +65,7 @@ class Invariants:
         self._fences: dict[str, tuple[int, str]] = {}
         self._commanding = 0
         self._ordered: Counter[str] = Counter()  # shard -> start commands that came and were not refused
+        self._sent: dict[str, float] = {}  # command id -> when its controller first began to send it
         self._late: set[str] = set()  # commands that were sent when their controller's lease was over
         self._intents: set[int] = set()
         self._alive_at_death: dict[str, dict[str, int]] = {}
@@ -163,10 +164,10 @@ class Invariants:
     def sending(self, clock: Clock, method: str, params: Any) -> None:
         """A controller begins to send a command: it must hold its lease then, by its own clock. What is under way may come
         late."""
-        record = self._world.store.record
+        record, command = self._world.store.record, params.command
+        self._sent.setdefault(command.id, self._world.loop.elapsed)
         if record is None or record.last_pass is None:
             return
-        command = params.command
         taken_over = record.serial != command.fence.serial or record.last_pass.outcome is not None
         if self.clocks_differ and taken_over:
             return  # a lease is only worth what the clocks agree on: what is left is that agents refuse the older fence
@@ -216,9 +217,12 @@ class Invariants:
             self.asked.discard(params["spec"]["shard"])
         elif method in ("stop", "drain"):
             served = self._took_a_server.get(params["command"]["id"], False)
-            self._taken_away(node, method, params["shard"], serial, served=served)
+            sent = self._sent.get(params["command"]["id"], self._world.loop.elapsed)
+            self._taken_away(node, method, params["shard"], serial, served=served, sent=sent)
 
-    def _taken_away(self, node: str, method: str, shard: str, serial: int, *, served: bool) -> None:
+    def _taken_away(
+        self, node: str, method: str, shard: str, serial: int, *, served: bool, sent: float
+    ) -> None:
         replica = _replica_of(shard)
         if replica not in self.recorded:
             self.violate(f"{node}: {method} of {shard}, which the record never held")
@@ -233,8 +237,9 @@ class Invariants:
         if replica not in seen:
             return  # it did not serve anybody
         if method == "stop":
-            # When the pass looked it was not ready yet; otherwise it would have been drained.
-            if self._world.loop.elapsed - self._since.get(replica, self._world.loop.elapsed) > LOOKING:
+            # When the pass looked it was not ready yet; otherwise it would have been drained. What is under way for long
+            # (a slow line, a machine that slept as it sent) was decided when it was sent.
+            if sent - self._since.get(replica, sent) > LOOKING:
                 self.violate(f"{shard} is stopped by serial {serial} while it serves, and was never drained")
             return
         watch.taken[spec.model].add(replica)
@@ -409,6 +414,11 @@ class Invariants:
                 self.violate(
                     f"{node.name}: {shard} was pid {pid} when the agent died and is {now.get(shard)}"
                 )
+
+    def wiped(self, node: "SimNode") -> None:
+        """Its disk is empty: its next agent is the first."""
+        self._fences.pop(node.name, None)
+        self._alive_at_death.pop(node.name, None)
 
     # ---- the end -------------------------------------------------------------------------------------
 

@@ -67,6 +67,12 @@ def _event(rng: Random, kind: str, *, gaps: Sequence[float]) -> Event:
         "gpu sick": rng.choice((20.0, 200.0)),
         "stranger": rng.choice((20.0, 200.0)),
         "clock jumps": rng.choice((3.0, 60.0, 300.0)),
+        "node clock jumps": rng.choice((3.0, 300.0, 90000.0)),
+        "controller clock jumps": rng.choice((3.0, 60.0, 300.0)),
+        "engine hangs": rng.choice((20.0, 200.0)),
+        "wipe": rng.choice((20.0, 400.0)),
+        "one way": rng.choice((5.0, 60.0, 400.0)),
+        "said twice": rng.choice((20.0, 200.0)),
         "slow line": rng.choice((20.0, 120.0)),
     }.get(kind, 0.0)
     crashes = kind in ("apply crashes", "apply sleeps", "apply waits") or (

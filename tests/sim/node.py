@@ -149,6 +149,7 @@ class Door:
         task = self._life.spawn(self._service.call(method, params))
         await asyncio.wait({task})
         if self._life.dead:
+            await asyncio.gather(task, return_exceptions=True)  # nobody will ever hear of it
             await asyncio.Event().wait()
         if method in MUTATING:
             self._watched(self._node.name, method, params, task.exception() or task.result())
@@ -218,8 +219,10 @@ class SimNode:
         self.up = True
         self.trouble_with_jobs = 0
         self.crash_at_work = 0
+        self.hung: dict[Process, Script] = {}  # how each would go on
         self._starting: asyncio.Task[Door] | None = None
         self.on_write: Callable[[str, bytes], None] = lambda name, data: None
+        self.on_wipe: Callable[[], None] = lambda: None
         self.on_death: Callable[[], None] = lambda: None
         self.on_answer: Callable[[], None] = lambda: None
 
@@ -360,6 +363,23 @@ class SimNode:
         self.machine.reboot()
         self.up = False
         self.line.go_down()
+
+    def wipe(self) -> None:
+        """Power loss, and an empty disk afterwards."""
+        self.reboot()
+        self._told(f"{self.name}: is installed anew")
+        self.contents.files.clear()
+        self.journal.lines = []
+        self.targets.engine_facts.clear()
+        self.targets.weights_facts.clear()
+        self.fleet = None
+        self._starting = None
+        self.on_wipe()
+
+    def thaw(self, *processes: Process) -> None:
+        """Those that hang go on; all of them if none is named."""
+        for process in processes or tuple(self.hung):
+            process.script = self.hung.pop(process, process.script)
 
     def come_up(self) -> None:
         self.up = True

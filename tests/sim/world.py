@@ -4,14 +4,14 @@ import asyncio
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from datetime import timedelta
 from random import Random
 from typing import Any
 
 from llmgw.agent.fakes import PretendedNode
 from llmgw.controller.nodes.memory import MemoryTransport
-from tests.sim.commits import Commits, FleetWish, address_of
+from tests.sim.commits import Commits, FleetWish, NodeWish, address_of
 from tests.sim.controllers import Controllers, Machine, broken, died
 from tests.sim.crash import Incarnation, own_tasks
 from tests.sim.invariants import Invariants
@@ -26,8 +26,15 @@ class World:
     """Everything that happens is told here; ``digest`` sums up every seam call, so that two runs can be compared."""
 
     def __init__(
-        self, rng: Random, wish: FleetWish, *, allow_prune: bool = True, opened: OpenStore | None = None
+        self,
+        rng: Random,
+        wish: FleetWish,
+        *,
+        machines: Sequence[NodeWish] = (),
+        allow_prune: bool = True,
+        opened: OpenStore | None = None,
     ) -> None:
+        """``machines``: those that become nodes later among them; otherwise those of the wish."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         loop.set_task_factory(own_tasks)  # type: ignore[arg-type] # typeshed wants it generic in the task's kind
@@ -43,7 +50,7 @@ class World:
         self.commits.add(wish)
         self.store = SimStore(rng, self.clock, opened=opened, wrote=self._wrote)
         self._network: dict[str, PretendedNode] = {}
-        self.nodes = {node.name: self._node(node.name, node.gpus) for node in wish.nodes}
+        self.nodes = {node.name: self._node(node.name, node.gpus) for node in machines or wish.nodes}
         self.invariants = Invariants(self)
         self.controllers = Controllers(
             commits=self.commits,
@@ -81,6 +88,7 @@ class World:
         node.machine.on_begin = lambda: self.invariants.began(node)
         node.machine.on_end = lambda shard: self.invariants.ended(node, shard)
         node.on_write = lambda path, data: self.invariants.written(node, path, data)
+        node.on_wipe = lambda: self.invariants.wiped(node)
         node.on_death = lambda: self.invariants.agent_died(node)
         node.on_answer = lambda: self.invariants.agent_is_back(node)
         return node

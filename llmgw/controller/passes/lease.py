@@ -91,12 +91,16 @@ class Tenure:
             return await self.write(record, after=self.version, message=message, open_intent=False)
 
     async def keep(self, fleet: Fleet, halt: Halt, *, message: str) -> None:
-        """Renew the lease until cancelled. When it can't be renewed, the pass is halted before it runs out."""
+        """Renew the lease until cancelled. When it can't be renewed, the pass is halted before it runs out. One that has run
+        out is not renewed though nobody took over: what the pass saw and planned is too old to act on."""
         while not await halt.sleep(RENEW_AFTER):
             async with self._turn:
                 if self.record is None or self.record.last_pass is None:
                     return
                 now = fleet.clock.now()
+                if not self.holds(now):
+                    halt.now(Outcome.INTERRUPTED, "the lease ran out: this machine stood still for a while")
+                    return
                 renewed = replace(self.record.last_pass, lease_until=now + LEASE)
                 try:
                     await self.write(

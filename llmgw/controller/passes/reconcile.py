@@ -23,6 +23,9 @@ from llmgw.model.plan import StepKind
 from llmgw.model.problems import HeldError, StalledError
 from llmgw.model.record import Outcome, Record
 
+TOO_OLD = timedelta(seconds=30)
+"""A plan that could not be begun for so long, because this machine stood still, is made again: a replica that it would stop
+because nobody uses it may serve by now."""
 NEWS_EVERY = timedelta(minutes=5)
 """What happened by itself is recorded with the next pass that commands something, or this often at most."""
 
@@ -36,8 +39,8 @@ async def one_pass(
     async with fleet.lock(request.lock_timeout):
         try:
             result = await _attempt(fleet, request, links=links, halt=halt, progress=progress)
-        except LostRaceError:
-            progress.said("somebody else changed the record meanwhile: reading it and planning again")
+        except LostRaceError as lost:
+            progress.said(f"{lost}: looking and planning again")
             result = await _second_attempt(fleet, request, links=links, halt=halt, progress=progress)
     if request.recorded is not None and result.record.last_pass is not None:
         request.recorded(result.record)
@@ -50,9 +53,7 @@ async def _second_attempt(
     try:
         return await _attempt(fleet, request, links=links, halt=halt, progress=progress)
     except LostRaceError as lost:
-        raise HeldError(
-            "somebody else wrote the record twice while this pass was planning: try again when they have finished"
-        ) from lost
+        raise HeldError(f"planned twice in vain: {lost}: try again in a moment") from lost
 
 
 async def _attempt(
@@ -76,6 +77,8 @@ async def _attempt(
         return PassResult(
             prepared=prepared, plan=plan, record=prepared.record, outcome=halt.outcome, halted=halt.reason
         )
+    if fleet.clock.now() - prepared.plan.created > TOO_OLD:
+        raise LostRaceError("this machine stood still between looking at the nodes and acting")
     progress.planned(plan)
     passed = pass_record(fleet, prepared, plan)
     work = Work(fleet=fleet, request=request, prepared=prepared, plan=plan, passed=passed)

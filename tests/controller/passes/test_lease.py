@@ -146,6 +146,22 @@ def test_a_long_pass_renews_its_lease_and_keeps_its_plan_beside_it() -> None:
     run(main())
 
 
+def test_a_lease_that_ran_out_while_its_machine_slept_is_not_renewed() -> None:
+    async def main() -> None:
+        world, halt = World(), Halt()
+        tenure = Tenure(world.store, plan=plan_of(start("s")))
+        await tenure.write(OPEN, after=None, message="open", open_intent=True)
+        task = asyncio.create_task(tenure.keep(world.fleet(), halt, message="still at work"))
+        await asyncio.sleep(1)
+        world.clock.advance(LEASE.total_seconds() + 1)
+        await asyncio.wait_for(task, timeout=RENEW_AFTER + 1)
+        assert halt.outcome is Outcome.INTERRUPTED
+        assert "stood still" in halt.reason
+        assert len(await world.store.history()) == 1
+
+    run(main())
+
+
 class _Taken(MemoryRecordStore):
     """After the intent everybody else is faster, or nothing is reachable."""
 

@@ -67,6 +67,24 @@ def test_the_replica_gets_its_key_and_no_record_holds_it() -> None:
     run(main())
 
 
+def test_a_machine_that_slept_before_it_acted_looks_and_plans_again() -> None:
+    async def main() -> None:
+        world = World()
+        plans: list[Plan] = []
+
+        def sleeps_once(plan: Plan) -> None:
+            plans.append(plan)
+            if len(plans) == 1:
+                world.clock.advance(31)
+
+        result = await world.apply(approve=sleeps_once)
+        assert len(plans) == 2
+        assert result.plan.created > plans[0].created
+        assert result.outcome is Outcome.ACCEPTED
+
+    run(main())
+
+
 def test_a_pass_with_nothing_to_do_writes_nothing() -> None:
     async def main() -> None:
         world = World()
