@@ -24,6 +24,7 @@ class AlertKind(Enum):
     """What is wrong. The words are stable: metrics, notices and scripts go by them."""
 
     AGENT_LOST = "agent-lost"  # a node can't be reached, or its agent runs no more
+    SETUP_FAILED = "setup-failed"  # no agent could be set up there
     NODE_FOREIGN = "node-foreign"  # the agent that answers is another fleet's, or another node's
     GPUS_MISSING = "gpus-missing"  # fewer than the manifest expects
     GPU_UNHEALTHY = "gpu-unhealthy"  # a reason against using it

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 
-from llmgw.model.ids import Commit, FleetId
+from llmgw.model.ids import Commit, FleetId, JobId
 from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec, LoraAdapter
 from llmgw.model.problems import Problem, Where
 from llmgw.model.record import RankPlacement
@@ -104,6 +104,7 @@ class StepKind(Enum):
     STOP = "stop"
     AWAIT_STOPPED = "await-stopped"
     FORGET = "forget"
+    CANCEL = "cancel"  # a job that nobody wants any more
     COLLECT = "collect"  # only asked for by a person
 
 
@@ -136,6 +137,7 @@ class Step:
     model: str | None = None
     replica: str | None = None
     shard: str | None = None
+    job: JobId | None = None  # to cancel
     after: tuple[str, ...] = ()
     wave: int = 0
     timeout: float = 30  # seconds for the command to be answered, not for what it sets going

@@ -235,6 +235,15 @@ class GivenUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Setback:
+    """How often in a row the agent of a machine could not be set up; the last time at ``at``."""
+
+    count: int
+    at: datetime
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
     """A replica that somebody stopped managing without stopping it: it runs on by its agents' standing orders, keeps what it
     holds, and no plan touches it until it is adopted or has ended."""
@@ -268,6 +277,7 @@ class Record:
     last_pass: PassRecord | None = None
     given_up: tuple[GivenUp, ...] = ()  # newest last, bounded
     forgotten: Mapping[str, Forgotten] = field(default_factory=dict)  # by replica id
+    setbacks: Mapping[str, Setback] = field(default_factory=dict)  # by node
     spent_plans: tuple[str, ...] = ()  # digests of saved plans already applied, newest last, bounded
 
     @property

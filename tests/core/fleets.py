@@ -53,7 +53,7 @@ class Fleet:
             results = self.execute(made)
             self.record = recording.end(intent, made, results, seen, now=self.now)
         else:
-            self.record = recording.observe(self.record, seen, self.now)
+            self.record = recording.observe(self.record, seen, self.now, grace=self.desired.fleet.unreachable.grace)
         self.check(self)
         return made
 
@@ -86,6 +86,7 @@ class Fleet:
         if step.node is None:
             return
         node = self.nodes[step.node]
+        assert node.reach is not Reach.UNREACHABLE, f"{step.id} is sent to a node that can't be reached"
         match step.kind:
             case StepKind.BOOTSTRAP:
                 node.reach = Reach.OK
@@ -110,6 +111,8 @@ class Fleet:
                 self._set(step, "draining")
             case StepKind.STOP if step.shard in node.shards:
                 self._set(step, "stopping")
+            case StepKind.CANCEL:
+                node.jobs.pop(step.job or "", None)
             case StepKind.FORGET:
                 node.shards.pop(step.shard or "", None)
             case _:

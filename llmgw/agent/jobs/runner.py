@@ -94,7 +94,8 @@ class Jobs:
             return await self._order("fetch", spec, secrets)
 
     async def cancel(self, job: str) -> JobReport:
-        """Ends a job; one that has ended stays as it ended."""
+        """Ends a job. One that was done stays so; one that has failed is forgotten, since whoever cancels it does not want it
+        any more."""
         async with self._ordering:
             found = self._jobs.get(job)
             if found is None:
@@ -104,6 +105,9 @@ class Jobs:
                 await asyncio.wait([found.task])
                 if not found.ended.is_set():  # cancelled before its first step, so it never saw its end
                     await self._end(found, JobState.CANCELLED, await self._stopped(found, ""))
+            if found.report.state == JobState.FAILED.value:
+                await self._disk.remove(f"{FOLDER}/{job}.json")
+                del self._jobs[job]
             return found.report
 
     def reports(self) -> tuple[JobReport, ...]:

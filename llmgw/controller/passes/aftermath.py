@@ -47,6 +47,7 @@ def _left_its_trace(step: Step, report: Report) -> bool:
         StepKind.DRAIN: state is None or state in _DRAINED,
         StepKind.STOP: state is None or state in _ON_THE_WAY_OUT,
         StepKind.FORGET: state is None,
+        StepKind.CANCEL: not any(it.job == step.job for it in report.jobs),
         StepKind.COLLECT: not any(_is_there(name, report) for name in step.collect),
     }
     return traces.get(step.kind, False)

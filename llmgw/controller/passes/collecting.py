@@ -11,13 +11,13 @@ from llmgw.controller.passes.onenode import MakePlan, forget, forgettable, inste
 from llmgw.controller.passes.prepare import Prepared
 from llmgw.core.adapter import EngineAdapter, NodeContext
 from llmgw.core.amounts import plural, size
+from llmgw.core.moves.jobs import recorded_model
 from llmgw.engines import weights
 from llmgw.model.desired import Desired, DesiredModel, DesiredNode
-from llmgw.model.ids import Digest
 from llmgw.model.launch import FetchSpec, InstallSpec
 from llmgw.model.plan import Action, Change, Plan, Step, StepKind
-from llmgw.model.problems import StalledError, Where
-from llmgw.model.record import Record, ReplicaSpec
+from llmgw.model.problems import StalledError
+from llmgw.model.record import Record
 from llmgw.model.report import Report, Stored
 
 COLLECT_WITHIN = 600.0
@@ -145,24 +145,10 @@ def _models(desired: Desired, record: Record) -> Iterator[tuple[str, DesiredMode
     for model in desired.models.values():
         yield f"model {model.name} needs it", model
     for replica in record.holding:
-        yield f"replica {replica.id} runs with it", _model(replica.model, replica.spec)
+        yield f"replica {replica.id} runs with it", recorded_model(replica.model, replica.spec)
     for known in record.models.values():
         if known.last_good_spec is not None:
-            yield f"model {known.name} may go back to it", _model(known.name, known.last_good_spec)
-
-
-def _model(name: str, spec: ReplicaSpec) -> DesiredModel:
-    """What adapters look at; a spec of the record stands on no line of a manifest."""
-    return DesiredModel(
-        name=name,
-        labels={},
-        spec=spec.model,
-        profile_name=spec.profile_name,
-        profile=spec.profile,
-        served_name=spec.served_name,
-        spec_digest=Digest(""),
-        where=Where(file=""),
-    )
+            yield f"model {known.name} may go back to it", recorded_model(known.name, known.last_good_spec)
 
 
 def _of_install(spec: InstallSpec | None) -> tuple[str, ...]:

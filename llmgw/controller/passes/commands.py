@@ -8,6 +8,7 @@ from llmgw.model.ids import Fence, ShardId
 from llmgw.model.plan import Step, StepKind
 from llmgw.wire.messages import (
     AdaptersParams,
+    CancelParams,
     CollectParams,
     Command,
     DrainParams,
@@ -47,6 +48,8 @@ def message_of(  # noqa: PLR0911 - a table: one answer a kind of step
             return "adapters", AdaptersParams(command=command, shard=_shard(step), adapters=step.adapters)
         case StepKind.COLLECT if step.collect:
             return "collect", CollectParams(command=command, names=step.collect)
+        case StepKind.CANCEL if step.job is not None:
+            return "cancel", CancelParams(command=command, job=step.job)
         case StepKind.FORGET:
             return "forget", ForgetParams(command=command, shard=_shard(step))
         case _:

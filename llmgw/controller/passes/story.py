@@ -38,9 +38,12 @@ _VERBS: Mapping[StepKind, _Verb] = {
     StepKind.INSTALL: _Verb(now="Install engines", past="Installed engines", noun=""),
     StepKind.FETCH: _Verb(now="Fetch weights", past="Fetched weights", noun=""),
     StepKind.FORGET: _Verb(now="Clean up after", past="Cleaned up after", noun="replica"),
+    StepKind.CANCEL: _Verb(now="Drop failed jobs", past="Dropped failed jobs", noun=""),
     StepKind.COLLECT: _Verb(now="Remove unused files", past="Removed unused files", noun=""),
 }
-_SMALL = frozenset({StepKind.BOOTSTRAP, StepKind.INSTALL, StepKind.FETCH, StepKind.FORGET})
+_SMALL = frozenset(
+    {StepKind.BOOTSTRAP, StepKind.INSTALL, StepKind.FETCH, StepKind.FORGET, StepKind.CANCEL}
+)
 """Told only where nothing greater is."""
 
 

@@ -32,6 +32,7 @@ from llmgw.model.record import (
     Record,
     ReplicaRecord,
     ReplicaSpec,
+    Setback,
 )
 from llmgw.model.weights import Measured, Weights
 from llmgw.wire.codec import CodecError, dumps_readable, from_json
@@ -85,6 +86,7 @@ class Head:
     last_pass: PassRecord | None = None
     given_up: tuple[GivenUp, ...] = ()
     forgotten: Mapping[str, Forgotten] = field(default_factory=dict)
+    setbacks: Mapping[str, Setback] = field(default_factory=dict)
     spent_plans: tuple[str, ...] = ()
     models: Mapping[str, ModelRecord] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
@@ -148,6 +150,7 @@ def _parts(kept: Kept) -> dict[str, object]:
             last_pass=record.last_pass,
             given_up=record.given_up,
             forgotten=dict(sorted(record.forgotten.items())),
+            setbacks=record.setbacks,
             spent_plans=record.spent_plans,
             models=dict(sorted(record.models.items())),
             numbers=dict(sorted(record.numbers.items())),
@@ -210,6 +213,7 @@ def read(files: Mapping[str, bytes]) -> Kept:
             last_pass=head.last_pass,
             given_up=head.given_up,
             forgotten=head.forgotten,
+            setbacks=head.setbacks,
             spent_plans=head.spent_plans,
         )
     return Kept(record=record, plan=plan)

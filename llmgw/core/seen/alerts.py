@@ -13,7 +13,7 @@ from llmgw.core.symptoms import LITTLE_DISK, SCARCE_DISK
 from llmgw.model.alerts import Alert, AlertKind, Severity, alert_id
 from llmgw.model.desired import Desired
 from llmgw.model.facts import INHERITED, Facts, Gpu, Xid
-from llmgw.model.record import ModelRecord, NodeRecord, Record, ReplicaRecord
+from llmgw.model.record import ModelRecord, NodeRecord, Record, ReplicaRecord, Setback
 from llmgw.model.report import JobReport, JobState, Observed, Reach, ShardState
 
 APPLICATIONS_XIDS = frozenset({8, 11, 13, 31, 43, 45, 66, 68, 69})
@@ -53,13 +53,19 @@ def _node(view: NodeView, record: Record, seen: Survey) -> Iterator[Alert]:
     known = record.nodes.get(view.name)
     if view.desired is None and known is None:
         return
+    if view.desired is not None and (setback := record.setbacks.get(view.name)) is not None:
+        yield _setback(view, setback)
     yield from _lost(view, known)
     if view.intruder:
         yield _of(view, AlertKind.NODE_FOREIGN, Severity.CRITICAL, f"{view.intruder}: nothing is done there")
         return
-    if view.report is None:
-        return
-    facts = view.facts or Facts()
+    if view.report is not None:
+        yield from _answering(view, view.facts or Facts(), record, seen)
+        yield from _journal(view, known)
+        yield from (_job(view, job) for job in view.report.jobs if job.state == JobState.FAILED.value)
+
+
+def _answering(view: NodeView, facts: Facts, record: Record, seen: Survey) -> Iterator[Alert]:
     if view.desired is not None and not view.presumed:
         for text in expectation(view.desired, facts):
             yield _of(view, AlertKind.GPUS_MISSING, Severity.CRITICAL, text, do="see `llmgw node doctor`")
@@ -70,10 +76,6 @@ def _node(view: NodeView, record: Record, seen: Survey) -> Iterator[Alert]:
     yield from _disks(view, facts)
     for text in clock_caution(view):
         yield _of(view, AlertKind.CLOCK_SKEW, Severity.WARNING, text)
-    yield from _journal(view, known)
-    for job in view.report.jobs:
-        if job.state == JobState.FAILED.value:
-            yield _job(view, job)
 
 
 def _of(
@@ -97,6 +99,12 @@ def _of(
         do=do,
         since=since,
     )
+
+
+def _setback(view: NodeView, setback: Setback) -> Alert:
+    text = f"its agent could not be set up {plural(setback.count, 'time')} in a row: {setback.error}"
+    do = f"it is tried again after a rest, and at once by `llmgw node bootstrap {view.name}`"
+    return _of(view, AlertKind.SETUP_FAILED, Severity.WARNING, text, do=do, since=setback.at)
 
 
 def _lost(view: NodeView, known: NodeRecord | None) -> Iterator[Alert]:

@@ -151,6 +151,25 @@ def test_a_cancelled_job_ends_and_the_shards_that_wait_are_told() -> None:
     run(main)
 
 
+def test_a_failed_job_that_is_cancelled_is_forgotten_also_by_the_next_agent() -> None:
+    world = World()
+    world.doer.errors = [ZeroDivisionError("oops")]
+
+    async def main() -> None:
+        jobs = world.jobs()
+        await jobs.install(install_spec())
+        with pytest.raises(StalledError, match="oops"):
+            await jobs.wait((INSTALL,))
+        assert (await jobs.cancel(INSTALL)).state == "failed"
+        assert jobs.reports() == ()
+        await jobs.close()
+        later = world.jobs()
+        await later.adopt()
+        assert later.reports() == ()
+
+    run(main)
+
+
 def test_cancelling_what_nobody_ordered_is_told() -> None:
     async def main() -> None:
         with pytest.raises(AgentError) as caught:
