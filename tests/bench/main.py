@@ -113,7 +113,7 @@ def page(rows: list[Row], further: str) -> str:
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="llmgw-bench-") as folder:
-        text = page(measured(Path(folder)), part("agent") + "\n" + part("ssh"))
+        text = page(measured(Path(folder)), part("agent") + "\n" + part("ssh") + "\n" + part("serving"))
     (ROOT / "docs" / "benchmarks.md").write_text(text)
     print(text)
 
