@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from llmgw.cli import output
+from llmgw.cli.addresses import ADDRESS, MODEL_ADDRESS
 from llmgw.cli.main import Asked, fleet_options
 from llmgw.cli.session import fleet_of, interruptible, run
 from llmgw.cli.show import showing
@@ -30,7 +31,7 @@ from llmgw.controller.passes.verdict import verdict
 from llmgw.controller.repo.state_branch import UnreadableRecordError
 from llmgw.core.amounts import plural
 from llmgw.model.plan import Plan
-from llmgw.model.problems import StaleError, StalledError
+from llmgw.model.problems import HeldError, StaleError
 from llmgw.model.units import duration
 
 Command = Callable[..., Any]
@@ -55,6 +56,29 @@ def _wishes(command: Command) -> Command:
             "--prune-unrecorded",
             is_flag=True,
             help="Stop what agents of this fleet run and no record knows, unless Git asks for it.",
+        ),
+        click.option(
+            "--target",
+            "targets",
+            multiple=True,
+            metavar="ADDRESS",
+            type=ADDRESS,
+            help="Only this model, replica or node, and what it needs: model/chat, model/chat/0, node/gpu01. Repeatable.",
+        ),
+        click.option(
+            "--replace",
+            "replaced",
+            multiple=True,
+            metavar="ADDRESS",
+            type=MODEL_ADDRESS,
+            help="New copies of this model or replica, though nothing changed; try again what is held. Repeatable.",
+        ),
+        click.option(
+            "--override-freeze",
+            "override",
+            metavar="REASON",
+            default="",
+            help="Make changes although the fleet is suspended or outside its sync windows. The record says why.",
         ),
     ):
         command = option(command)
@@ -87,20 +111,21 @@ def plan(asked: Asked, /, **options: Any) -> int:
     llmgw plan --out plan.json && llmgw apply plan.json
     llmgw plan --offline --detailed-exitcode      # in a pull request's check
     """  # noqa: D301 - click wants the character itself
-    return run(_plan(asked, **options))
+    return run(show_plan(asked, **options))
 
 
-async def _plan(
+async def show_plan(
     asked: Asked,
     *,
-    json_wanted: bool,
-    out: Path | None,
-    show_commands: bool,
-    detailed_exitcode: bool,
+    json_wanted: bool = False,
+    out: Path | None = None,
+    show_commands: bool = False,
+    detailed_exitcode: bool = False,
+    commit: str | None = None,
     **wished: Any,
 ) -> int:
     async with fleet_of(asked) as (opened, links):
-        wish = await _wish(opened, **wished)
+        wish = await _wish(opened, commit=commit, **wished)
         prepared = await prepare(opened.fleet, wish, links)
         left_out = await _uncommitted(opened, wish)
     made = saved_plans.with_wish(prepared.plan, wish)
@@ -127,21 +152,22 @@ async def _wish(
     commit: str | None,
     offline: bool = False,
     worktree: bool = False,
-    allow_prune: bool = False,
-    allow_rollback: bool = False,
-    allow_unknown_size: bool = False,
-    prune_unrecorded: bool = False,
+    targets: tuple[str, ...] = (),
+    replaced: tuple[str, ...] = (),
+    override: str = "",
+    **allowed: bool,
 ) -> Wish:
+    """``allowed``: what the flags of a wish's own names say."""
     if commit is not None and worktree:
         raise click.UsageError("--commit and --worktree name two different things to plan: give one of them")
     return Wish(
         commit=await opened.fleet.source.commit(commit) if commit is not None else None,
         worktree=opened.worktree if worktree else None,
         offline=offline,
-        allow_prune=allow_prune,
-        allow_rollback=allow_rollback,
-        allow_unknown_size=allow_unknown_size,
-        prune_unrecorded=prune_unrecorded,
+        targets=tuple(dict.fromkeys(targets)),
+        replaced=tuple(dict.fromkeys(replaced)),
+        override=" ".join(override.split()),
+        **allowed,
     )
 
 
@@ -202,6 +228,8 @@ def apply(asked: Asked, /, **options: Any) -> int:
     llmgw apply
     llmgw apply --yes --no-wait          # from cron
     llmgw apply plan.json                # what `llmgw plan --out plan.json` showed
+    llmgw apply --target model/chat      # this one, and what it needs
+    llmgw apply --replace model/chat/0   # a new copy of what runs
     """  # noqa: D301 - click wants the character itself
     return run(_apply(asked, **options))
 
@@ -315,9 +343,9 @@ def _tell_end(settled: Settled, *, json_wanted: bool) -> int:
 @fleet_options
 @click.pass_obj
 def recover(asked: Asked, *, commit: str | None, yes: bool) -> int:
-    """Write the record anew when the state branch is gone or can't be read, from what the agents report.
+    """Write the record anew when the state branch is gone, can't be read or was set back, from what the agents report.
 
-    Stops and starts nothing. Needs the fleet's secret on this machine.
+    Its serial is one above everything that any agent obeys. Stops and starts nothing. Needs the fleet's secret on this machine.
 
     \b
     llmgw recover
@@ -327,23 +355,24 @@ def recover(asked: Asked, *, commit: str | None, yes: bool) -> int:
 
 async def _recover(asked: Asked, *, commit: str | None, yes: bool) -> int:
     async with fleet_of(asked) as (opened, links):
+        before = None
         try:
             stored = await opened.store.read()
         except UnreadableRecordError as broken:
             output.note(str(broken))
             after = await opened.store.tip()
         else:
-            if stored.record is not None:
-                raise StalledError(
-                    f"the record is there and can be read (serial {stored.record.serial}): nothing is to be recovered"
+            before, after = stored.record, stored.version
+            if (at_work := open_pass(before)) is not None and at_work.lease_until > opened.fleet.clock.now():
+                raise HeldError(
+                    f"{at_work.holder} is applying right now (serial {at_work.serial}): nothing is recovered while that goes on"
                 )
-            after = stored.version
         if not yes:
             _can_answer("give --yes")
             click.confirm("Rebuild the record from the agents?", abort=True)
         chosen = await opened.fleet.source.commit(commit) if commit else None
         async with opened.fleet.lock(opened.settings.lock_timeout):
-            found = await rebuild(opened.fleet, links, commit=chosen, after=after)
+            found = await rebuild(opened.fleet, links, commit=chosen, after=after, before=before)
     record = found.record
     for name, error in sorted(found.unreachable.items()):
         output.note(f"Not asked: {name}: {error}")

@@ -34,6 +34,14 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "explain": Entry("manifests:explain", "Say what a field means: its type, default and an example."),
         "schema": Entry("manifests:schema", "Print the JSON Schema of a kind."),
     },
+    "Edit": {
+        "set": Entry("edits:set_", "Set fields of manifests, by a commit."),
+        "scale": Entry("edits:scale", "Set a model's replicas, by a commit."),
+        "pin": Entry("edits:pin", "Write the exact revision of a model's weights into its manifest, by a commit."),
+        "drain": Entry("edits:drain", "Move what runs on a node elsewhere, by a commit."),
+        "cordon": Entry("edits:cordon", "Keep new replicas away from a node, by a commit."),
+        "uncordon": Entry("edits:uncordon", "Use a node again that was drained or cordoned, by a commit."),
+    },
     "Fleet": {
         "plan": Entry("fleet:plan", "Show what applying the newest commit would change."),
         "apply": Entry("fleet:apply", "Make the fleet what a commit asks for."),

@@ -25,49 +25,50 @@ class WorkTree:
 
     top: Path
     environ: Mapping[str, str]
+    otherwise: str = ""
+    """What else a person may do where a commit can't be made, as the end of a sentence: ``, or --no-commit``."""
 
     def check(self, path: str, *, branch: str | None, doing: str) -> None:
         """Before anything is asked or written: whether a commit of ``path`` can work. StalledError saying why it can't."""
         if self._git("var", "GIT_COMMITTER_IDENT").returncode != 0:
             raise StalledError(
-                f"{doing}: git does not know who commits: git config user.name '…' and git config user.email '…', or"
-                " --no-commit"
+                f"{doing}: git does not know who commits: git config user.name '…' and git config user.email '…'{self.otherwise}"
             )
         on = self._git("symbolic-ref", "--quiet", "--short", "HEAD").stdout.strip()
         if not on:
             raise StalledError(
-                f"{doing}: {self.top} is on no branch: git switch to the fleet's, or --no-commit"
+                f"{doing}: {self.top} is on no branch: git switch to the fleet's{self.otherwise}"
             )
         if branch is not None and on != branch:
             raise StalledError(
-                f"{doing}: {self.top} is on the branch {on}, and the fleet follows {branch}: git switch {branch}, or --no-commit"
+                f"{doing}: {self.top} is on the branch {on}, and the fleet follows {branch}: git switch {branch}{self.otherwise}"
             )
         if self._git("check-ignore", "--quiet", "--", path).returncode == 0:
-            raise StalledError(f"{doing}: git ignores {path}: change .gitignore, or --no-commit")
+            raise StalledError(f"{doing}: git ignores {path}: change .gitignore{self.otherwise}")
         if self._git("diff", "--name-only", "--diff-filter=U").stdout.strip():
-            raise StalledError(f"{doing}: a merge is not finished in {self.top}: finish it, or --no-commit")
+            raise StalledError(f"{doing}: a merge is not finished in {self.top}: finish it{self.otherwise}")
 
     def unchanged(self, path: str) -> bool:
         """Whether a file is as the last commit has it."""
         said = self._git("status", "--porcelain", "--untracked-files=all", "--", path)
         return said.returncode == 0 and not said.stdout.strip()
 
-    def commit(self, path: str, message: str, *, doing: str) -> str:
-        """Commits this one file as it lies there (or its removal), whatever else is staged; the commit's short id.
+    def commit(self, *paths: str, message: str, doing: str) -> str:
+        """Commits these files as they lie there (or their removal), whatever else is staged; the commit's short id.
 
         StalledError with git's own words; nothing of it stays staged then."""
-        added = self._git("add", "--all", "--", path)
+        added = self._git("add", "--all", "--", *paths)
         if added.returncode == 0:
             done = self._git(
-                "commit", "--quiet", "--only", "--message", message, "--", path, timeout=COMMITTING
+                "commit", "--quiet", "--only", "--message", message, "--", *paths, timeout=COMMITTING
             )
             if done.returncode == 0:
                 return self._git("rev-parse", "--short=10", "HEAD").stdout.strip()
-            self._unstage(path)
+            self._unstage(*paths)
         else:
             done = added
         said = (done.stderr.strip() or done.stdout.strip())[-SAID:]
-        raise StalledError(f"{doing}: git does not commit it: {said}: correct that, or --no-commit")
+        raise StalledError(f"{doing}: git does not commit it: {said}: correct that{self.otherwise}")
 
     def push_hint(self) -> str:
         """What is still to be done so that others see the commit; empty when the repository has no remote."""
@@ -81,12 +82,28 @@ class WorkTree:
         remote = "origin" if "origin" in remotes else remotes[0]
         return f"git push --set-upstream {remote} {on}"
 
-    def _unstage(self, path: str) -> None:
+    def push(self, commit: str) -> str:
+        """Where the commit has gone; empty when the repository has no remote. StalledError with git's own words: the commit stays."""
+        words = self.push_hint().split()
+        if not words:
+            return ""
+        done = self._git(*words[1:], timeout=COMMITTING)
+        if done.returncode == 0:
+            upstream = self._git("rev-parse", "--abbrev-ref", "--symbolic-full-name", "@{upstream}")
+            return upstream.stdout.strip()
+        said = (done.stderr.strip() or done.stdout.strip())[-SAID:]
+        behind = "rejected" in said
+        raise StalledError(
+            f"pushing {commit}: git does not push it: {said}: it stays committed here; "
+            + ("git pull --rebase, then git push" if behind else "correct that, then git push")
+        )
+
+    def _unstage(self, *paths: str) -> None:
         """Before a branch's first commit there is nothing to go back to."""
         if self._git("rev-parse", "--verify", "--quiet", "HEAD").returncode == 0:
-            self._git("reset", "--quiet", "--", path)
+            self._git("reset", "--quiet", "--", *paths)
         else:
-            self._git("rm", "--quiet", "--cached", "--ignore-unmatch", "--force", "--", path)
+            self._git("rm", "--quiet", "--cached", "--ignore-unmatch", "--force", "--", *paths)
 
     def _git(self, *arguments: str, timeout: float = ASKING) -> "subprocess.CompletedProcess[str]":
         try:

@@ -52,7 +52,7 @@ def test_only_the_one_file_is_committed_whatever_else_is_staged(repo: Repo) -> N
     repo.git("add", "staged")
     repo.write("first", "edited\n")
     repo.write("nodes/gpu01.yaml")
-    commit = repo.tree.commit("nodes/gpu01.yaml", "Add node gpu01", doing="test")
+    commit = repo.tree.commit("nodes/gpu01.yaml", message="Add node gpu01", doing="test")
     assert repo.git("show", "--format=%an %s", "--name-only", "HEAD").split("\n")[0] == "Ann Add node gpu01"
     assert repo.git("show", "--format=", "--name-only", "HEAD").split() == ["nodes/gpu01.yaml"]
     assert repo.git("rev-parse", "HEAD").startswith(commit)
@@ -61,7 +61,7 @@ def test_only_the_one_file_is_committed_whatever_else_is_staged(repo: Repo) -> N
 
 def test_a_removal_is_a_commit_too(repo: Repo) -> None:
     (repo.top / "first").unlink()
-    repo.tree.commit("first", "Remove", doing="test")
+    repo.tree.commit("first", message="Remove", doing="test")
     assert repo.git("show", "--format=", "--name-status", "HEAD").split() == ["D", "first"]
 
 
@@ -69,7 +69,7 @@ def test_the_first_commit_of_a_repository_works(tmp_path: Path) -> None:
     new = Repo(tmp_path / "new")
     new.write("a.yaml")
     new.tree.check("a.yaml", branch="main", doing="test")
-    new.tree.commit("a.yaml", "First", doing="test")
+    new.tree.commit("a.yaml", message="First", doing="test")
     assert new.git("log", "--format=%s") == "First\n"
 
 
@@ -84,7 +84,7 @@ def test_a_hook_that_refuses_leaves_nothing_staged_and_is_heard(tmp_path: Path, 
     hook.chmod(0o755)
     refused.write("a.yaml")
     with pytest.raises(StalledError, match="no commits on Sundays"):
-        refused.tree.commit("a.yaml", "x", doing="committing a.yaml")
+        refused.tree.commit("a.yaml", message="x", doing="committing a.yaml")
     assert refused.git("status", "--porcelain").split() == ["??", "a.yaml"]
 
 

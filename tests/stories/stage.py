@@ -36,6 +36,7 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r"\b([a-z]+)-[0-9a-f]{8}-(\d+\.\d+)", r"\1-<digest>-\2"),
     (r"\b(install|fetch)-[0-9a-f]{8}\b", r"\1-<digest>"),
     (r"\b(commit|for|what|Applied|to|applying|applied) [0-9a-f]{10}\b", r"\1 <commit>"),
+    (r"\([0-9a-f]{10}\)", "(<commit>)"),
     (r"\bgood spec [0-9a-f]{8}\b", "good spec <digest>"),
     (r"\bpid \d+", "pid <pid>"),
     (r"\b\d+ s after its start", "<n> s after its start"),

@@ -9,8 +9,9 @@ import click
 
 from llmgw.cli import output
 from llmgw.cli.main import Asked, fleet_options
-from llmgw.cli.nodes.manifest import Written, make, written
+from llmgw.cli.nodes.manifest import OTHERWISE, make
 from llmgw.cli.session import fleet_of, run
+from llmgw.cli.written import Written, written
 from llmgw.controller.nodes import adding, joining
 from llmgw.controller.nodes.joining import Looked
 from llmgw.controller.opening import Opened
@@ -80,7 +81,7 @@ async def _add(
     if name is not None:
         adding.check_name(name)
     async with fleet_of(asked) as (opened, _):
-        fleet = written(opened)
+        fleet = written(opened, otherwise=OTHERWISE)
         spec = joining.draft(at, joining.Words(**words), around=opened.around, cwd=Path.cwd())
         assert spec.ssh is not None
         adding.refuse_taken(
@@ -222,7 +223,7 @@ def _commit(fleet: Written, path: str, name: str, spec: NodeSpec) -> int:
     gpus = f", {spec.expect.gpus} x {spec.expect.gpu_class or 'GPU'}" if spec.expect.gpus else ""
     try:
         commit = fleet.tree.commit(
-            path, f"Add node {name} ({spec.ssh.host}{gpus})", doing=f"committing {path}"
+            path, message=f"Add node {name} ({spec.ssh.host}{gpus})", doing=f"committing {path}"
         )
     except StalledError:
         (fleet.tree.top / path).unlink(missing_ok=True)

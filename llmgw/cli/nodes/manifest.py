@@ -1,80 +1,18 @@
 """The manifests' work tree as node commands edit it: one file more, or one document less, checked and committed."""
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from llmgw.cli.environment import environment
+from llmgw.cli.written import written
 from llmgw.controller.opening import Opened
 from llmgw.controller.worktree import WorkTree
-from llmgw.core.resolving.resolve import resolve
-from llmgw.engines.registry import ADAPTERS
-from llmgw.manifests import nodetext, paths
-from llmgw.manifests.folder import read_folder
-from llmgw.manifests.load import load
+from llmgw.manifests import nodetext
 from llmgw.model.desired import DesiredNode
 from llmgw.model.manifest import Manifests
 from llmgw.model.problems import StalledError
 
-SCHEMA: Final = ".schemas/node.schema.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """What lies in the work tree right now, and is valid."""
-
-    tree: WorkTree
-    files: Mapping[str, bytes]
-    links: Mapping[str, str]
-    folder: str
-    manifests: Manifests
-
-    def checked(self, changed: Mapping[str, bytes | None]) -> Manifests:
-        """The whole fleet with some files other than they are (None: gone), as a plan would check it. Raises InvalidError."""
-        files = {path: data for path, data in {**self.files, **changed}.items() if data is not None}
-        return _valid(files, self.links, self.folder)
-
-    def schema(self, path: str) -> str | None:
-        """Where the fleet keeps the schemas for its editors, seen from a file."""
-        for base in (paths.parent(self.folder) or ".", "."):
-            there = os.path.normpath(f"{base}/{SCHEMA}")
-            if (self.tree.top / there).is_file():
-                return os.path.relpath(there, paths.parent(path) or ".")
-        return None
-
-
-def written(opened: Opened) -> Written:
-    """StalledError where there is no work tree, InvalidError where what lies there is wrong already."""
-    top = opened.settings.work_tree
-    if top is None:
-        raise StalledError(
-            f"{opened.settings.repo} has no work tree on this machine, and manifests are changed by commits: run this in a"
-            " clone"
-        )
-    folder = opened.folder(top)
-    files, links = read_folder(top, folder)
-    chosen = folder if folder is not None else _usual(top, files)
-    return Written(
-        tree=WorkTree(top=top, environ=environment()),
-        files=files,
-        links=links,
-        folder=chosen,
-        manifests=_valid(files, links, chosen),
-    )
-
-
-def _usual(top: Path, files: Mapping[str, bytes]) -> str:
-    """As commits of it are read. A repository without any manifest gets the usual folder."""
-    folder = paths.fleet_path(f"{entry.name}/" for entry in top.iterdir() if entry.is_dir())
-    return folder if any(paths.is_manifest(name, folder) for name in files) else paths.DEFAULT_FOLDER
-
-
-def _valid(files: Mapping[str, bytes], links: Mapping[str, str], folder: str) -> Manifests:
-    manifests = load(files, commit=None, links=links, path=folder)
-    resolve(manifests, key_id="", adapters=ADAPTERS)
-    return manifests
+OTHERWISE: Final = ", or --no-commit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +33,9 @@ class Removal:
         else:
             file.unlink()
         try:
-            return self.tree.commit(self.path, f"Remove node {self.node}", doing=f"committing {self.path}")
+            return self.tree.commit(
+                self.path, message=f"Remove node {self.node}", doing=f"committing {self.path}"
+            )
         except StalledError:
             file.write_bytes(before)
             raise
@@ -105,7 +45,7 @@ def removal(opened: Opened, node: DesiredNode) -> Removal | None:
     """None where there is no work tree to remove it from. StalledError and InvalidError where it can't be removed."""
     if opened.settings.work_tree is None:
         return None
-    here = written(opened)
+    here = written(opened, otherwise=OTHERWISE)
     doing = f"removing node {node.name}"
     found = next((one for one in here.manifests.nodes if one.metadata.name == node.name), None)
     if found is None:

@@ -1,0 +1,109 @@
+"""Changing things from the command line: every edit is a commit in the person's own work tree, pushed and planned."""
+
+import json
+
+import pytest
+
+from tests.stories.stage import Stage, model, node
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+CHAT = model(spec="  # of those that fit\n  priority: 5   # see the wiki\n")
+
+
+def _with_remote(stage: Stage) -> None:
+    stage.git("config", "user.name", "Ben")
+    stage.git("config", "user.email", "ben@example.org")
+    stage.commit("Serve chat", node=node(stage), chat=CHAT)
+    stage.git("init", "--quiet", "--bare", "--initial-branch", "main", str(stage.folder / "remote.git"))
+    stage.git("remote", "add", "origin", str(stage.folder / "remote.git"))
+    stage.git("push", "--quiet", "--set-upstream", "origin", "main")
+
+
+def _remote_head(stage: Stage) -> str:
+    return stage.git("rev-parse", "refs/heads/main", cwd=stage.folder / "remote.git").strip()
+
+
+def test_an_edit_is_a_commit_that_is_pushed_and_planned(stage: Stage) -> None:
+    _with_remote(stage)
+    stage.llmgw("apply", "--yes", golden=False)
+    other = stage.fleet / "notes.txt"
+    other.write_text("not finished")
+    stage.git("add", "notes.txt")
+    assert stage.llmgw("scale", "chat", "2").code == 0
+    assert stage.git("rev-parse", "HEAD").strip() == _remote_head(stage)
+    assert stage.git("log", "-1", "--format=%an %ae").strip() == "Ben ben@example.org"
+    assert (
+        stage.git("diff", "--unified=0", "HEAD~", "HEAD").rstrip().endswith("-  replicas: 1\n+  replicas: 2")
+    )
+    assert stage.git("diff", "--cached", "--name-only").strip() == "notes.txt", (
+        "what was staged was taken along"
+    )
+    assert stage.llmgw("scale", "chat", "2").code == 0
+    assert (
+        stage.llmgw(
+            "set", "model/chat.spec.priority=9", "--unset", "model/chat.spec.rollout", "--no-push"
+        ).code
+        == 0
+    )
+    assert (
+        "  # of those that fit\n  priority: 9   # see the wiki\n"
+        in (stage.fleet / "manifests" / "chat.yaml").read_text()
+    )
+    assert stage.git("rev-parse", "HEAD~").strip() == _remote_head(stage)
+    stage.llmgw("cordon", "here", "-m", "Its fan is loud")
+    stage.llmgw("uncordon", "here", "--json", golden=False)
+    assert stage.git("log", "-2", "--format=%s").splitlines() == ["Use node here", "Its fan is loud"]
+    assert stage.git("rev-parse", "HEAD").strip() == _remote_head(stage)
+    stage.golden("edits")
+
+
+def test_an_edit_that_cannot_be_is_told_and_leaves_everything_as_it_was(stage: Stage) -> None:
+    _with_remote(stage)
+    before = stage.git("rev-parse", "HEAD")
+    stage.llmgw("scale", "chta", "2")
+    stage.llmgw("set", "model/chat.spec.replicas=many")
+    stage.llmgw("set", "model/chat.spec.replica=3")
+    stage.llmgw("set", "model/chat.spec.profile=large")
+    stage.llmgw("set", "chat.replicas=3")
+    stage.llmgw("pin", "chat")
+    assert stage.git("status", "--porcelain") == ""
+    (stage.fleet / "manifests" / "chat.yaml").write_text(CHAT + "\n")
+    stage.llmgw("scale", "chat", "3")
+    stage.git("checkout", "--quiet", "--", ".")
+    stage.git("checkout", "--quiet", "--detach")
+    stage.llmgw("scale", "chat", "3")
+    stage.git("checkout", "--quiet", "main")
+    assert stage.git("rev-parse", "HEAD") == before
+    hook = stage.fleet / ".git" / "hooks" / "pre-commit"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text("#!/bin/sh\necho 'not on a Friday' >&2\nexit 1\n")
+    hook.chmod(0o755)
+    stage.llmgw("scale", "chat", "3")
+    assert stage.git("status", "--porcelain") == ""
+    hook.unlink()
+    _pushed_by_somebody_else(stage)
+    ran = stage.llmgw("scale", "chat", "3", golden=False)
+    assert ran.code == 1
+    assert "it stays committed here; git pull --rebase, then git push" in ran.err
+    stage.golden("edits-refused")
+
+
+def _pushed_by_somebody_else(stage: Stage) -> None:
+    other = stage.folder / "other"
+    stage.git("clone", "--quiet", str(stage.folder / "remote.git"), str(other))
+    (other / "readme").write_text("x")
+    stage.git("add", "readme", cwd=other)
+    stage.git("commit", "--quiet", "--message", "Say something", cwd=other)
+    stage.git("push", "--quiet", cwd=other)
+
+
+def test_json_names_the_commit(stage: Stage) -> None:
+    stage.git("config", "user.name", "Ben")
+    stage.git("config", "user.email", "ben@example.org")
+    stage.commit("Serve chat", node=node(stage), chat=CHAT)
+    ran = stage.llmgw("scale", "model/chat", "3", "--json", golden=False)
+    told = json.loads(ran.out)
+    assert told["commit"] == stage.git("rev-parse", "--short=10", "HEAD").strip()
+    assert (told["files"], told["pushedTo"]) == (["manifests/chat.yaml"], None)
+    assert json.loads(stage.llmgw("scale", "chat", "3", "--json", golden=False).out)["commit"] is None
