@@ -9,6 +9,7 @@ from llmgw.model.plan import Action
 from tests.sim.commits import LOADED, FleetWish, ModelWish, NodeWish
 from tests.sim.deeds import DEEDS, LOOK_EVERY, Event, agent_again
 from tests.sim.loop import DeadlockError, VirtualLoop, run
+from tests.sim.store import OpenStore
 from tests.sim.world import LAST_ACTIONS, World
 
 PASSES = 160
@@ -40,7 +41,8 @@ class History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """How it went. ``digest`` sums up everything that happened, ``calls`` counts what a life did to the world."""
+    """How it went. ``digest`` sums up everything that happened, ``calls`` counts what a life did to the world, ``versions``
+    are those of the record."""
 
     history: History
     draw: int
@@ -48,6 +50,7 @@ class Ran:
     actions: tuple[str, ...]
     digest: str
     calls: int
+    versions: tuple[str, ...]
 
     def story(self, last: int = LAST_ACTIONS) -> str:
         """Everything one needs to look into a failure."""
@@ -62,12 +65,13 @@ class Ran:
 # ---- run ---------------------------------------------------------------------------------------------
 
 
-def play(history: History, *, draw: int = 0) -> Ran:
-    """Ends early at the first violation. Another ``draw`` leaves the events as they are, and draws the rest anew."""
+def play(history: History, *, draw: int = 0, opened: OpenStore | None = None) -> Ran:
+    """Ends early at the first violation. Another ``draw`` leaves the events as they are, and draws the rest anew. ``opened``
+    gives each machine its record store, in memory if nothing is said."""
     worlds: list[World] = []
     broken = ""
     try:
-        run(_play(history, draw, worlds), VirtualLoop())
+        run(_play(history, draw, opened, worlds), VirtualLoop())
     except DeadlockError as lost:
         broken = f"nothing can ever happen again: {lost}"
     world = worlds[0]
@@ -78,15 +82,17 @@ def play(history: History, *, draw: int = 0) -> Ran:
         actions=tuple(world.actions),
         digest=world.digest(),
         calls=world.calls,
+        versions=tuple(written.version for written in world.store.written),
     )
 
 
-async def _play(history: History, draw: int, worlds: list[World]) -> None:
+async def _play(history: History, draw: int, opened: OpenStore | None, worlds: list[World]) -> None:
     world = World(
         Random(history.seed * 7919 + 1 + draw),
         history.start,
         machines=history.machines,
         allow_prune=history.allow_prune,
+        opened=opened,
     )
     worlds.append(world)
     try:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from llmgw.agent.fakes import Process
 from llmgw.clock import Clock
-from llmgw.model.ids import parse_replica_id, parse_shard_id
+from llmgw.controller.repo.records import entry_of
+from llmgw.model.ids import Commit, parse_replica_id, parse_shard_id
 from llmgw.model.launch import LaunchSpec
 from llmgw.model.plan import Action, Plan
 from llmgw.model.record import Outcome, PassRecord, Record, ReplicaPhase, ReplicaRecord
@@ -177,10 +178,12 @@ class Invariants:
 
     def arrived(self, node: str, method: str, params: Mapping[str, Any]) -> None:
         """A command has come to an agent, which may still refuse it."""
-        serial = params["command"]["fence"]["serial"]
+        serial, command = params["command"]["fence"]["serial"], params["command"]["id"]
         plan = self._world.store.plans.get(serial)
         if plan is None:
-            self.violate(f"{node} got {params['command']['id']}, and serial {serial} has no intent")
+            self.violate(f"{node} got {command}, and serial {serial} has no intent")
+        elif not any(command == f"{serial}-{step.id}" for step in plan.steps):
+            self.violate(f"{node} got {command}, and the plan of serial {serial} has no such step")
         elif method == "start":
             spec = codec.from_json(LaunchSpec, params["spec"], strict=True)
             if not any(step.launch == spec for step in plan.steps):
@@ -197,7 +200,7 @@ class Invariants:
         if method in ("stop", "drain"):
             self.asked.add(params["shard"])
             served = any(_replica_of(params["shard"]) in replicas for replicas in self.serving().values())
-            self._took_a_server[params["command"]["id"]] = served
+            self._took_a_server[command] = served
 
     def refused(self, method: str, params: Mapping[str, Any]) -> None:
         if method == "start":
@@ -296,6 +299,7 @@ class Invariants:
         self._one_at_a_time(before, record, written)
         self._numbers_only_grow(before, record)
         self._endpoints_are_real(record)
+        self._message_tells(before, record, written.message)
         if codec.loads(Record, codec.dumps(record), strict=True) != record:
             self.violate(f"the record of serial {record.serial} does not survive being written and read")
         if written.plan is not None and record.serial not in self.passes:
@@ -307,6 +311,20 @@ class Invariants:
                 known=(_known_to_serve(before) | _known_to_serve(record)) - _going(before),
                 seen=self._served_lately(),
             )
+
+    def _message_tells(self, before: Record | None, record: Record, message: str) -> None:
+        """Who reads ``git log`` alone knows which pass of which commit it was, and how it ended."""
+        told, last = dict(entry_of(Commit(""), message).trailers), record.last_pass
+        if last is None:
+            return
+        expected = {"Llmgw-Serial": str(record.serial), "Llmgw-Manifests": last.commit}
+        if last.outcome is not None and (before is None or before.last_pass != last):
+            expected["Llmgw-Outcome"] = last.outcome.value
+        for name, value in expected.items():
+            if told.get(name) != value:
+                self.violate(
+                    f"the message of serial {record.serial} says {name}: {told.get(name)}, not {value}"
+                )
 
     def _record_within_the_machines(self, record: Record) -> None:
         gpus: dict[str, list[tuple[str, int | None]]] = defaultdict(list)

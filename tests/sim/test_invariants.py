@@ -385,6 +385,21 @@ def test_a_record_that_must_not_be(spoil: RecordPlant, told: str) -> None:
     assert told in planted(plant)
 
 
+def test_a_message_that_does_not_tell_which_pass_it_was() -> None:
+    async def plant(world: World) -> None:
+        await write(world, begun(record_of(world)))
+
+    assert "says Llmgw-Serial: None" in planted(plant)
+
+
+def test_a_command_that_no_plan_holds() -> None:
+    async def plant(world: World) -> None:
+        serial = await intent(world)
+        await sent(world, "stop", command(serial, engine(world, "ant").order.shard))
+
+    assert "has no such step" in planted(plant)
+
+
 def test_a_serial_that_begins_before_the_last_has_ended() -> None:
     async def plant(world: World) -> None:
         await write(world, begun(record_of(world)))
