@@ -119,7 +119,7 @@ async def _applied(open_fleet: Opened) -> Record:
         states[node].shards[str(shard.shard)] = shard
     done = {step.id: StepResult(outcome=StepOutcome.DONE) for step in plan.steps if step.kind not in AWAITS}
     record = recording.end(record, plan, done, observed(*states.values()), now=now)
-    record = recording.observe(record, observed(*states.values()), now)
+    record = recording.observe(record, observed(*states.values()), now, grace=300)
     assert all(replica.phase is ReplicaPhase.SERVING for replica in record.replicas.values())
     assert record.last_pass is not None
     return replace(record, last_pass=replace(record.last_pass, outcome=Outcome.DONE, ended=now))

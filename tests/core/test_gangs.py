@@ -473,14 +473,14 @@ def test_a_place_is_kept_while_a_gang_waits_to_be_started_again() -> None:
     for _ in range(3):
         world.advance()
     world.desired = desired(
-        list(world.desired.nodes.values()), [*world.desired.models.values(), model("urgent", priority=900)]
+        list(world.desired.nodes.values()), [*world.desired.models.values(), model("also")]
     )
     made = world.one_pass()
     assert "no-room" in keywords(made)
     assert any("is started again at" in text for text in made.waiting)
     world.settle()
     assert world.ready("chat") == 1
-    assert world.ready("urgent") == 0
+    assert world.ready("also") == 0
 
 
 # ---- shown -------------------------------------------------------------------------------------------

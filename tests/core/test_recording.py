@@ -116,11 +116,11 @@ def test_ready_is_news_and_folding_it_twice_changes_nothing() -> None:
     world.advance()
     world.advance()
     seen = world.observe()
-    once = recording.observe(world.record, seen, world.now)
+    once = recording.observe(world.record, seen, world.now, grace=300)
     assert [replica.phase for replica in once.replicas.values()] == [ReplicaPhase.SERVING]
     assert once.models["chat"].last_good == world.desired.models["chat"].spec_digest
     assert [endpoint.state for endpoint in once.endpoints] == ["ready"]
-    assert recording.observe(once, seen, world.now + timedelta(hours=1)) is once
+    assert recording.observe(once, seen, world.now + timedelta(hours=1), grace=300) is once
 
 
 def test_what_changes_by_itself_every_minute_is_no_news() -> None:
@@ -130,7 +130,7 @@ def test_what_changes_by_itself_every_minute_is_no_news() -> None:
     state.facts = replace(
         state.facts, gpus=(busy, *state.facts.gpus[1:]), memory_available=5, listening=(18000,)
     )
-    assert recording.observe(world.record, world.observe(), world.now) is world.record
+    assert recording.observe(world.record, world.observe(), world.now, grace=300) is world.record
 
 
 def test_an_engine_that_died_is_no_longer_an_endpoint_and_its_exit_is_kept() -> None:
@@ -139,7 +139,7 @@ def test_an_engine_that_died_is_no_longer_an_endpoint_and_its_exit_is_kept() -> 
     (key,) = state.shards
     end = Exit(at=world.now, signal=9, out_of_memory=True)
     state.shards[key] = replace(state.shards[key], state="backoff", last_exit=end)
-    seen = recording.observe(world.record, world.observe(), world.now)
+    seen = recording.observe(world.record, world.observe(), world.now, grace=300)
     assert not seen.endpoints
     (replica,) = seen.replicas.values()
     assert replica.last_exit == end
@@ -149,11 +149,11 @@ def test_an_engine_that_died_is_no_longer_an_endpoint_and_its_exit_is_kept() -> 
 def test_since_when_a_node_is_unreachable_is_kept_until_it_answers() -> None:
     world = settled(lab(model("chat")), box())
     world.nodes["gpu01"].reach = Reach.UNREACHABLE
-    first = recording.observe(world.record, world.observe(), world.now)
-    later = recording.observe(first, world.observe(), world.now + timedelta(hours=1))
+    first = recording.observe(world.record, world.observe(), world.now, grace=300)
+    later = recording.observe(first, world.observe(), world.now + timedelta(hours=1), grace=300)
     assert later.nodes["gpu01"].unreachable_since == world.now
     world.nodes["gpu01"].reach = Reach.OK
-    assert recording.observe(later, world.observe(), world.now).nodes["gpu01"].unreachable_since is None
+    assert recording.observe(later, world.observe(), world.now, grace=300).nodes["gpu01"].unreachable_since is None
 
 
 def test_a_removed_model_is_dropped_with_its_last_replica() -> None:
@@ -201,10 +201,10 @@ def test_a_journal_too_long_for_one_report_is_read_to_its_end_by_the_next() -> N
     part = replace(report, journal=(entry,), journal_last=2500)
     seen = Observed(nodes={"gpu01": replace(observed.nodes["gpu01"], report=part)})
     record = Record(fleet=FLEET, nodes={"gpu01": NodeRecord(name="gpu01", address="", journal_cursor=0)})
-    assert recording.observe(record, seen, NOW).nodes["gpu01"].journal_cursor == 1000
+    assert recording.observe(record, seen, NOW, grace=300).nodes["gpu01"].journal_cursor == 1000
     rest = replace(part, journal=(), journal_last=2500)
     seen = Observed(nodes={"gpu01": replace(observed.nodes["gpu01"], report=rest)})
-    assert recording.observe(record, seen, NOW).nodes["gpu01"].journal_cursor == 2500
+    assert recording.observe(record, seen, NOW, grace=300).nodes["gpu01"].journal_cursor == 2500
 
 
 # ---- sizes -------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def after(world: Fleet, *shards: Measured, weights: dict[str, Weights] | None = 
     told = zip(node_.report.shards, shards, strict=False)
     report = replace(node_.report, shards=tuple(replace(shard, measured=it) for shard, it in told))
     observed = Observed(nodes={"gpu01": replace(node_, report=report)}, weights=weights)
-    return recording.observe(world.record, observed, world.now)
+    return recording.observe(world.record, observed, world.now, grace=300)
 
 
 def test_what_engines_say_of_their_memory_is_kept_and_the_newest_counts() -> None:

@@ -119,12 +119,12 @@ def test_the_last_ready_replica_of_a_protected_model_is_not_stopped_to_make_room
 
 
 def test_the_freed_place_is_kept_for_the_successor() -> None:
-    """A model of higher priority that waits for room does not take it."""
+    """An equal that waits for room does not take it."""
     world = settled(lab(model("chat")), box(gpus=1))
-    world.desired = lab(new_model(), model("urgent", priority=900))
+    world.desired = lab(new_model(), model("also"))
     world.settle()
     assert world.ready("chat") == 1
-    assert world.ready("urgent") == 0
+    assert world.ready("also") == 0
 
 
 def test_of_several_old_ones_the_one_that_serves_is_kept() -> None:
@@ -148,7 +148,7 @@ def test_of_two_that_serve_the_newer_one_is_kept() -> None:
     world.one_pass()
     world.advance()
     world.advance()
-    world.record = recording.observe(world.record, world.observe(), world.now)
+    world.record = recording.observe(world.record, world.observe(), world.now, grace=300)
     world.desired = lab(model("chat", args=("--third",)))
     drained = {step.replica for step in world.plan().steps if step.kind is StepKind.DRAIN and not step.after}
     assert drained == {older}
@@ -475,7 +475,7 @@ def test_a_cordoned_node_keeps_what_it_runs_and_gets_nothing_new() -> None:
     world = settled(lab(model("chat")), box())
     world.desired = desired([node("gpu01", cordon=True)], [model("chat"), model("code")])
     made = world.plan()
-    assert keywords(made) == ["no-room"]
+    assert keywords(made) == ["updated", "no-room"]
     assert made.unchanged == 1
 
 
@@ -501,8 +501,11 @@ def test_a_node_that_is_drained_is_left_by_what_runs_there() -> None:
     world = settled(lab(model("chat"), nodes=("gpu01", "gpu02")), box(gpus=1), box("gpu02"))
     world.desired = desired([node("gpu01", drain=True), node("gpu02")], [model("chat")])
     made = world.plan()
-    assert [(change.action, change.keyword) for change in made.changes] == [(Action.MOVE, "moved")]
-    assert "gpu01 is being drained" in made.changes[0].reason
+    assert [(change.action, change.keyword) for change in made.changes] == [
+        (Action.UPDATE, "draining"),
+        (Action.MOVE, "moved"),
+    ]
+    assert "gpu01 is being drained" in made.changes[1].reason
     world.settle()
     assert [replica.ranks[0].node for replica in world.record.replicas.values()] == ["gpu02"]
 

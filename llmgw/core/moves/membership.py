@@ -1,19 +1,62 @@
 """Nodes that come, change and go: agents installed and upgraded, machines that Git no longer names."""
 
-from llmgw.core.amounts import names
+from dataclasses import dataclass
+
+from llmgw.core.amounts import at, names, span
 from llmgw.core.moves.diff import change as field_change
+from llmgw.core.moves.drains import replicas_on, tell_changed, tell_drained, tell_leaving
 from llmgw.core.moves.round import Round
 from llmgw.core.seen.cautions import cautions
 from llmgw.core.seen.survey import NodeView
+from llmgw.model.manifest import AgentSettings
 from llmgw.model.plan import Action, Change, FieldChange, Notice
 from llmgw.model.record import NodeRecord
 from llmgw.model.report import Reach
 
 
-def settle_nodes(round_: Round, *, agent_version: str) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agents:
+    """Which agents will do: those that are not older than ``oldest``. Others are brought to ``version``, the only one that
+    this llmgw can install, and one of that version that was made of other files to ``build``; empty: any will do."""
+
+    oldest: str
+    version: str
+    build: str
+
+    @staticmethod
+    def wanted(asked: AgentSettings, version: str, build: str) -> "Agents":
+        """A fleet that asks for less than this llmgw brings keeps what it has until it asks for more."""
+        oldest = asked.version or version
+        return Agents(oldest=oldest, version=version, build="" if is_older(oldest, version) else build)
+
+    def outdated(self, view: NodeView) -> tuple[str, str, FieldChange] | None:
+        """Keyword, reason and difference where the node's agent is to be replaced."""
+        if view.report is None or view.desired is None:
+            return None
+        agent = view.report.agent
+        stay = "engines stay as they are"
+        if is_older(agent.version, self.oldest):
+            to = f", upgraded to {self.version}" if self.oldest != self.version else ": upgraded"
+            field = field_change("agent.version", agent.version, self.version)
+            return "agent-older", f"agent {agent.version} is older than {self.oldest}{to}, {stay}", field
+        # Agents of this machine run from the controller's own files; others have a bundle that was made of them.
+        if (
+            self.build
+            and view.desired.spec.transport == "ssh"
+            and agent.version == self.version
+            and agent.build != self.build
+        ):
+            reason = f"agent {agent.version} was made of other files than this llmgw's: replaced, {stay}"
+            return "agent-build", reason, field_change("agent.build", agent.build or None, self.build)
+        return None
+
+
+def settle_nodes(round_: Round, *, agents: Agents) -> None:
     for view in round_.survey.nodes.values():
-        if view.desired is None:
+        if view.desired is None or view.desired.leaving:
             _not_in_git(round_, view)
+        elif view.fenced:
+            _fenced(round_, view)
         elif view.intruder:
             _block(round_, view, "other-fleet", f"{view.intruder}: nothing is done there")
         elif view.reach is Reach.NO_AGENT:
@@ -23,11 +66,45 @@ def settle_nodes(round_: Round, *, agent_version: str) -> None:
         elif view.reach is Reach.NOT_ASKED:
             _unasked(round_, view)
         elif view.report is not None:
-            _answering(round_, view, agent_version)
+            _answering(round_, view, agents)
+        tell_changed(round_, view)
+        tell_drained(round_, view)
+        _look_again(round_, view)
         _caution(round_, view)
 
 
+def _look_again(round_: Round, view: NodeView) -> None:
+    """When its grace ends, there is something to do that nobody will tell of."""
+    silence = view.silence
+    waits = (
+        silence is not None and not silence.given_up and not silence.brake and replicas_on(round_, view.name)
+    )
+    if waits and silence is not None and silence.over is not None and silence.over > round_.now:
+        round_.told.due.append(silence.over)
+
+
+def _fenced(round_: Round, view: NodeView) -> None:
+    reason = (
+        f"{view.fenced}: nothing is done there. If nobody is applying, look at the record's history (llmgw history) and at where it is "
+        "kept (stateRepo, stateRef); a record that was set back is rebuilt from the agents by llmgw recover"
+    )
+    _block(round_, view, "newer-record", reason)
+
+
+def _rests(round_: Round, view: NodeView) -> None:
+    """A machine that can't be set up is not tried at every pass; whoever has mended it need not wait."""
+    assert view.rest_over is not None
+    round_.told.due.append(view.rest_over)
+    reason = (
+        f"{view.rests}; it is tried again from {at(view.rest_over)} on, and at once by llmgw node bootstrap {view.name}"
+    )
+    _block(round_, view, "setup-rests", reason)
+
+
 def _bare(round_: Round, view: NodeView) -> None:
+    if view.rests:
+        _rests(round_, view)
+        return
     known = round_.record.nodes.get(view.name)
     if known is None:
         action, keyword = Action.CREATE, "new-node"
@@ -53,23 +130,48 @@ def _unasked(round_: Round, view: NodeView) -> None:
 
 def _unreachable(round_: Round, view: NodeView) -> None:
     why = view.error or "no answer"
-    held = _replicas_on(round_, view.name)
-    runs = f"; what runs there keeps what it holds: {names(held)}" if held else ""
-    _block(round_, view, "unreachable", f"can't be reached: {why}; nothing is done there{runs}")
+    silence = view.silence
+    since = f" since {at(silence.since)}" if silence is not None and silence.since is not None else ""
+    _block(
+        round_,
+        view,
+        "unreachable",
+        f"can't be reached{since}: {why}; nothing is done there{_held(round_, view)}",
+    )
 
 
-def _answering(round_: Round, view: NodeView, agent_version: str) -> None:
+def _held(round_: Round, view: NodeView) -> str:
+    """What is there, and what becomes of it."""
+    held = replicas_on(round_, view.name)
+    if not held:
+        return ""
+    kept = f"; what runs there keeps what it holds: {names(held)}"
+    silence = view.silence
+    if silence is None:
+        return kept
+    if silence.brake:
+        return (
+            f"{kept}. Nothing is started elsewhere while the brake holds: {silence.brake}. It lets go when enough of them answer; a "
+            f"machine that is gone for good is given up by llmgw node remove {view.name} --lost"
+        )
+    if silence.given_up:
+        gone = f"; its replicas are started elsewhere, as far as there is room. Gone for good: llmgw node remove {view.name} --lost"
+        return f"{kept}{gone}"
+    when = f"from {at(silence.over)} on" if silence.over is not None else "once its grace is over"
+    return f"{kept}; started elsewhere {when} ({span(round_.desired.fleet.unreachable.grace)} of grace)"
+
+
+def _answering(round_: Round, view: NodeView, agents: Agents) -> None:
     known = round_.record.nodes.get(view.name)
     report = view.report
     if report is None or view.desired is None:
         return
-    if is_older(report.agent.version, agent_version):
-        reason = (
-            f"agent {report.agent.version} is older than {agent_version}: upgraded, engines stay as they are"
-        )
+    if view.rests:
+        _rests(round_, view)
+    elif (outdated := agents.outdated(view)) is not None:
+        keyword, reason, field = outdated
         round_.book.bootstrap(view.name, reason)
-        fields = (field_change("agent.version", report.agent.version, agent_version),)
-        _tell(round_, view, Action.UPDATE, "agent-older", reason, fields)
+        _tell(round_, view, Action.UPDATE, keyword, reason, (field,))
     if known is None:
         reason = f"new in Git; its agent {report.agent.version} answers"
         round_.book.publish(f"node/{view.name}", model=None, reason=reason)
@@ -95,7 +197,10 @@ def _caution(round_: Round, view: NodeView) -> None:
 def _not_in_git(round_: Round, view: NodeView) -> None:
     if view.name not in round_.record.nodes:
         return
-    held = _replicas_on(round_, view.name)
+    held = replicas_on(round_, view.name)
+    if held and view.desired is not None:
+        tell_leaving(round_, view)
+        return
     if held:
         reason = (
             f"not in Git any more, but {names(held)} {'runs' if len(held) == 1 else 'run'} there and can't be stopped "
@@ -106,14 +211,6 @@ def _not_in_git(round_: Round, view: NodeView) -> None:
     reason = "not in Git any more; nothing of ours runs there. Its agent stays until somebody removes it"
     round_.book.publish(f"node/{view.name}", model=None, reason=reason)
     _tell(round_, view, Action.REMOVE, "node-removed", reason)
-
-
-def _replicas_on(round_: Round, node: str) -> list[str]:
-    return sorted(
-        replica.id
-        for replica in round_.record.replicas.values()
-        if any(rank.node == node for rank in replica.ranks)
-    )
 
 
 def _block(round_: Round, view: NodeView, keyword: str, reason: str) -> None:

@@ -9,20 +9,33 @@
     a gang that lost a rank         stopped on all its nodes, then started anew after a pause
     none current, some old          create before destroy, or destroy before create: see core/moves/succession
     on a node that can't be asked   blocked, for itself only
+    the same, and given up          started elsewhere; when it is known again, the older of the two goes
+    two that are what is asked for  the newer stays, unless only the older serves
 
-First everything that goes or stays is settled for all models, then places are found for what comes: those that had a
-copy before those that never had one, then by priority and name.
+First everything that goes or stays is settled for all models, then places are found for what comes: by priority, of equals
+those that had a copy before those that never had one, then by name. Who makes room for whom: see core/moves/eviction.
 """
+
+from dataclasses import replace
 
 from llmgw.core.amounts import at
 from llmgw.core.moves.adapters import settle_adapters, why_replaced
-from llmgw.core.moves.again import complete, remind, start_again
-from llmgw.core.moves.departure import depart, remove, tell_unknown
+from llmgw.core.moves.again import complete, displaced, remind, start_again
+from llmgw.core.moves.departure import depart, let_rest_go, remove, tell_unknown
 from llmgw.core.moves.diff import ADAPTERS, spec_changes
 from llmgw.core.moves.diff import change as field_change
 from llmgw.core.moves.model_level import TOLD_OF_THE_MODEL, tell_held, tell_in_place
 from llmgw.core.moves.round import Copy, Round
-from llmgw.core.moves.standing import Standing, Want, best_old, broken, is_current, misplaced, serves
+from llmgw.core.moves.standing import (
+    Standing,
+    Want,
+    best_current,
+    best_old,
+    broken,
+    is_current,
+    misplaced,
+    serves,
+)
 from llmgw.core.record.recording import desired_spec
 from llmgw.core.seen.condition import Condition, Health
 from llmgw.model.plan import Action, Change, FieldChange, StepKind
@@ -76,7 +89,8 @@ def _protected(round_: Round, stand: Standing, copy: Copy) -> None:
 
 def _settle_ordinal(round_: Round, stand: Standing, ordinal: int) -> Want | None:
     copies = stand.copies.get(ordinal, [])
-    unknown = [copy for copy in copies if copy.state.health is Health.UNKNOWN]
+    given_up = [copy for copy in copies if copy.state.given_up]
+    unknown = [copy for copy in copies if copy.state.health is Health.UNKNOWN and not copy.state.given_up]
     known = [copy for copy in copies if copy.state.health is not Health.UNKNOWN]
     for copy in unknown:
         tell_unknown(round_, copy, where=stand.model.where)
@@ -84,14 +98,33 @@ def _settle_ordinal(round_: Round, stand: Standing, ordinal: int) -> Want | None
     live = [copy for copy in known if not copy.leaving and not broken(copy)]
     lost = [copy for copy in known if broken(copy) and not copy.leaving]
     _let_go(round_, stand, lost, keyword="rank-lost", reason="it has lost a rank and ends as a whole")
-    target = next((copy for copy in live if is_current(round_, stand, copy)), None)
+    target = best_current(copy for copy in live if is_current(round_, stand, copy))
     olds = [copy for copy in live if copy is not target]
+    # A gang whose leader still answers serves until another copy does; of one that does not, what can be reached goes at once.
+    olds += [copy for copy in given_up if serves(copy)]
+    for copy in given_up:
+        if not serves(copy):
+            let_rest_go(round_, stand, copy)
     if target is None and unknown:
         return None
     if target is None:
-        return _need_new(round_, stand, ordinal, leaving=leaving, olds=olds)
+        want = _need_new(round_, stand, ordinal, leaving=leaving, olds=olds)
+        return _instead_of_lost(round_, want, given_up)
     _let_go(round_, stand, leaving, reason="its successor is there")
     return _settle_target(round_, stand, target, olds)
+
+
+def _instead_of_lost(round_: Round, want: Want | None, given_up: list[Copy]) -> Want | None:
+    """Told as the move that it is: nothing has failed but a node."""
+    lost = given_up[0] if given_up else None
+    if want is None or lost is None or want.keep not in (None, *given_up):
+        return want
+    node = lost.state.unknown_nodes[0]
+    view = round_.survey.nodes.get(node)
+    since = view.silence.since if view is not None and view.silence is not None else None
+    silent = f"{node} has been silent{f' since {at(since)}' if since is not None else ''}"
+    reason = f"{silent}: {lost.replica.id}, which is there, is given up"
+    return replace(want, keyword="node-lost", reason=reason, action=Action.MOVE, lost=lost.replica.id)
 
 
 def _settle_target(round_: Round, stand: Standing, target: Copy, olds: list[Copy]) -> Want | None:
@@ -109,6 +142,8 @@ def _settle_target(round_: Round, stand: Standing, target: Copy, olds: list[Copy
         return None
     if health in (Health.MISSING, Health.STOPPED):
         return start_again(round_, stand, target)
+    if (moved := displaced(round_, stand, target)) is not None:
+        return moved
     if target.state.missing and (lost := complete(round_, stand, target)) is not None:
         return lost
     stand.moving = True
@@ -201,7 +236,7 @@ def _since(state: Condition) -> str:
 
 
 def _rolling(stand: Standing, target: Copy, old: Copy, news: str) -> Change:
-    same = old.replica.spec_digest == target.replica.spec_digest
+    same = old.replica.spec_digest == target.replica.spec_digest and not old.replica.replaced_by
     return Change(
         address=target.address,
         action=Action.MOVE if same else Action.CREATE_BEFORE_DESTROY,
@@ -255,6 +290,9 @@ def _need_new(
         how = "found its place not as planned" if failed.refused else "failed as a whole"
         reason = f"{failed.replica} {how}: {failed.error}"
         return Want(stand=stand, ordinal=ordinal, keep=None, keyword="restarted", reason=reason)
+    if base is None and (evicted := stand.evicted.get(ordinal)) is not None:
+        reason = f"there is room again: it made room for {evicted.made_room_for} (serial {evicted.serial})"
+        return Want(stand=stand, ordinal=ordinal, keep=None, keyword="room-again", reason=reason)
     if base is None:
         had = ordinal in stand.placements
         keyword = "missing" if had else "new-model" if stand.known is None else "scaled-up"
@@ -273,7 +311,13 @@ def _replace(round_: Round, stand: Standing, ordinal: int, *, keep: Copy | None,
     goal = stand.goal or stand.model
     old = base.replica
     fields: tuple[FieldChange, ...] = ()
-    if old.spec_digest == goal.spec_digest:
+    if old.replaced_by:
+        keyword, action = "asked-for", Action.CREATE_BEFORE_DESTROY
+        reason = f"{old.replaced_by} asked for a new copy in its place"
+        if old.spec_digest != goal.spec_digest:
+            fields = spec_changes(old.spec, desired_spec(goal, round_.key_id), replaces=True)
+            fields = tuple(each for each in fields if each.path not in TOLD_OF_THE_MODEL)
+    elif old.spec_digest == goal.spec_digest:
         reason = misplaced(round_, stand, base) or f"{old.id} is {base.state.text}"
         keyword, action = "moved", Action.MOVE
     else:

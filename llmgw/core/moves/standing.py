@@ -1,7 +1,7 @@
 """Where one model stands: its copies by ordinal, what it is to become, and what its rollout still allows."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from llmgw.core.adapter import Need
@@ -14,13 +14,13 @@ from llmgw.model.desired import DesiredModel
 from llmgw.model.ids import Digest, ReplicaId, ReplicaName, parse_replica_id, replica_id
 from llmgw.model.manifest import Custom
 from llmgw.model.plan import Action, FieldChange
-from llmgw.model.record import Attempts, Held, ModelRecord, ReplicaPhase, ReplicaRecord, ReplicaSpec
+from llmgw.model.record import Attempts, Evicted, Held, ModelRecord, ReplicaPhase, ReplicaRecord, ReplicaSpec
 
 
 @dataclass(slots=True, kw_only=True)
 class Standing:
     """``goal`` is what replicas are to run: Git's spec, or the last good one while Git's is held; None: nothing new
-    is started. ``total`` counts every copy, old and new; ``serving`` the ordinals with a ready one, ``ready`` counts
+    is started. ``total`` counts every copy, old and new, but those given up; ``serving`` the ordinals with a ready one, ``ready`` counts
     the copies that serve. ``moving`` tells whether anything of the model is on its way, so that waiting for it makes
     sense."""
 
@@ -40,6 +40,7 @@ class Standing:
     adapter_paths: tuple[str, ...] = ()
     adopted: frozenset[str] = frozenset()
     placements: dict[int, int] = field(default_factory=dict)
+    number: int = 0  # placement numbers up to this one were given to an earlier model of that name
 
     @property
     def allowed(self) -> int:
@@ -48,20 +49,33 @@ class Standing:
 
     def must_serve(self) -> int:
         """How many must serve while old ones go, their successors being ready: every replica that has a copy at all, or had
-        one that failed as a gang, less what may be missing. One for which there never was room takes nothing from the others.
-        Of a protected model one always."""
+        one that failed as a gang, less what may be missing; with a number in ``maxUnavailable`` every one that ever had a
+        copy, so that what a fault took is not forgotten when the spec changes. One for which there never was room, or that
+        was evicted, takes nothing from the others. Of a protected model one always."""
         asked = self.model.spec.rollout.max_unavailable
-        failed = {int(ordinal) for ordinal in self.known.attempts} if self.known is not None else set()
-        placed = sum(1 for ordinal in failed | self.copies.keys() if ordinal < self.model.spec.replicas)
-        return max(placed - (0 if asked == "auto" else asked), 1 if self.model.spec.protect else 0)
+        if asked == "auto":
+            failed = {int(ordinal) for ordinal in self.known.attempts} if self.known is not None else set()
+            placed = self._asked_for(failed | self.copies.keys())
+            return max(placed, 1 if self.model.spec.protect else 0)
+        return max(self._asked_for(self.placements) - asked, 1 if self.model.spec.protect else 0)
 
     def must_serve_without(self) -> int:
         """The same where the successor only comes afterwards: replicas that are between two copies count as well. Where a
         surge fits, and one is on its way or going, auto allows nothing to be missing."""
         asked = self.model.spec.rollout.max_unavailable
-        placed = sum(1 for ordinal in self.placements if ordinal < self.model.spec.replicas)
+        placed = self._asked_for(self.placements)
         auto = 0 if self.total > self.model.spec.replicas else 1
         return placed - (auto if asked == "auto" else asked)
+
+    def _asked_for(self, ordinals: Iterable[int]) -> int:
+        """How many of the ordinals Git asks for, without those that made room for others and have no copy."""
+        evicted = self.evicted.keys() - self.copies.keys()
+        return sum(1 for each in ordinals if each < self.model.spec.replicas and each not in evicted)
+
+    @property
+    def evicted(self) -> Mapping[int, Evicted]:
+        known = self.known.evicted if self.known is not None else {}
+        return {int(ordinal): why for ordinal, why in known.items()}
 
     def spare_one(self, least: int) -> bool:
         """Whether one that serves may go, so that ``least`` are left; counts it as gone then."""
@@ -73,9 +87,13 @@ class Standing:
     def address(self, ordinal: int) -> str:
         return f"model/{self.model.name}/{ordinal}"
 
+    def crowd(self, keep: Copy | None) -> Counter[str]:
+        """How many of its replicas stay on each node, without ``keep``, whose place is taken over: for spreading."""
+        return self.nodes - Counter(keep.nodes) if keep is not None else self.nodes
+
     def next_id(self, goal: DesiredModel, ordinal: int) -> ReplicaId:
         """Placement numbers only grow: a late command about an old copy can never touch this one."""
-        n = self.placements.get(ordinal, 0) + 1
+        n = max(self.placements.get(ordinal, 0), self.number) + 1
         prefix = self.known.id_prefix if self.known is not None else self.model.name
         return replica_id(prefix=prefix, spec_digest=goal.spec_digest, ordinal=ordinal, n=n)
 
@@ -114,12 +132,14 @@ class Want:
     reason: str
     action: Action = Action.CREATE
     fields: tuple[FieldChange, ...] = ()
+    lost: str | None = None  # the copy that was given up
 
     @property
-    def order(self) -> tuple[bool, int, str, int]:
+    def order(self) -> tuple[int, bool, str, int]:
+        """By priority first, or a copy that comes would be evicted by the next one."""
         model = self.stand.model
         had = self.ordinal in self.stand.placements
-        return (not had, -model.spec.priority, model.name, self.ordinal)
+        return (-model.spec.priority, not had, model.name, self.ordinal)
 
 
 def _programs(custom: Custom | None) -> tuple[str, ...]:
@@ -154,19 +174,24 @@ def standing(
         reads=adapter.weights(goal or model),
         weights=fetch.digest if fetch is not None else None,
         copies=copies,
-        total=len(every),
+        total=sum(1 for copy in every if not copy.state.given_up),
         serving={copy.replica.ordinal for copy in every if serves(copy)},
         ready=sum(1 for copy in every if serves(copy)),
-        nodes=Counter(node for copy in every for node in copy.nodes),
+        nodes=Counter(node for copy in every if not copy.leaving for node in copy.nodes),
         adapter_paths=tuple(each.path for each in lora.adapters if each.path) if lora is not None else (),
         moving=any(copy.leaving or copy.state.health is Health.COMING for copy in every),
         adopted=adopted,
         placements=_placements(known, every, _unrecorded(round_, model, known)),
+        number=round_.record.numbers.get(known.id_prefix if known is not None else model.name, 0),
     )
 
 
 def serves(copy: Copy) -> bool:
-    return copy.state.health is Health.READY and not copy.leaving
+    """Also a gang whose leader answers while a node of another rank has been silent for too long: for all that is known."""
+    leader = copy.state.leader
+    by_leader = copy.state.given_up and leader is not None and leader.state == Health.READY.value
+    answers = by_leader and copy.replica.ranks[0].node not in copy.state.unknown_nodes
+    return (copy.state.health is Health.READY or answers) and not copy.leaving
 
 
 def _unrecorded(round_: Round, model: DesiredModel, known: ModelRecord | None) -> list[ReplicaName]:
@@ -174,7 +199,11 @@ def _unrecorded(round_: Round, model: DesiredModel, known: ModelRecord | None) -
     prefix = known.id_prefix if known is not None else model.name
     seen = (shard.report.replica for shard in round_.survey.shards.values())
     begins = f"{prefix}-"
-    strays = (it for it in seen if it.startswith(begins) and it not in round_.record.replicas)
+    strays = (
+        it
+        for it in (*seen, *round_.record.forgotten)
+        if it.startswith(begins) and it not in round_.record.replicas
+    )
     names = (parse_replica_id(replica) for replica in strays)
     return [name for name in names if name is not None and name.prefix == prefix]
 
@@ -227,7 +256,9 @@ def as_desired(model: DesiredModel, spec: ReplicaSpec, digest: str) -> DesiredMo
 
 def is_current(round_: Round, stand: Standing, copy: Copy) -> bool:
     """Whether a copy is what it should be, where it may be."""
-    if copy.leaving or not _runs_what_is_asked(stand, copy) or misplaced(round_, stand, copy):
+    if copy.leaving or copy.replica.replaced_by or not _runs_what_is_asked(stand, copy):
+        return False
+    if misplaced(round_, stand, copy):
         return False
     failure = copy.state.failure
     if copy.state.health is Health.FAILED:
@@ -256,6 +287,8 @@ def misplaced(round_: Round, stand: Standing, copy: Copy) -> str:
         return ""
     for rank in copy.replica.ranks:
         ledger = round_.placer.ledgers[rank.node]
+        if ledger.view.desired is not None and ledger.view.desired.leaving:
+            return f"{rank.node} is not in Git any more"
         if reason := breaks_rules(ledger, stand.model.spec.placement):
             return (
                 f"{rank.node} is {reason}" if reason.startswith(("in ", "not ")) else f"{rank.node} {reason}"
@@ -267,8 +300,13 @@ def misplaced(round_: Round, stand: Standing, copy: Copy) -> str:
     return ""
 
 
+def best_current(copies: Iterable[Copy]) -> Copy | None:
+    """Of several that are what is asked for, as when a node comes back after its replicas were started elsewhere."""
+    return max(copies, key=lambda copy: (serves(copy), copy.replica.n), default=None)
+
+
 def best_old(copies: list[Copy]) -> Copy | None:
     """The one to keep until its successor is ready: ready before not, newer before older."""
     served = [copy for copy in copies if copy.replica.phase is ReplicaPhase.SERVING]
-    alive = [copy for copy in served if copy.state.health in (Health.READY, Health.COMING)]
+    alive = [copy for copy in served if serves(copy) or copy.state.health is Health.COMING]
     return max(alive, key=lambda copy: (serves(copy), copy.replica.n), default=None)

@@ -264,8 +264,15 @@ class StepBook:
             )
         )
 
-    def stop(self, replica: ReplicaRecord, *, reason: str, after: Iterable[str] = ()) -> tuple[str, ...]:
-        """Stops every rank."""
+    def stop(
+        self,
+        replica: ReplicaRecord,
+        *,
+        reason: str,
+        after: Iterable[str] = (),
+        only: frozenset[int] | None = None,
+    ) -> tuple[str, ...]:
+        """Stops every rank, or ``only`` some."""
         return tuple(
             self.add(
                 Step(
@@ -281,6 +288,7 @@ class StepBook:
                 )
             )
             for rank in replica.ranks
+            if only is None or rank.rank in only
         )
 
     def wait(

@@ -1,19 +1,22 @@
-"""How a wanted copy comes: create before destroy while the GPUs allow it, else destroy before create; within
-``maxSurge`` (old and new counted together) and ``maxUnavailable``. Nothing is stopped for a successor that would not fit.
+"""How a wanted copy comes: create before destroy while the GPUs allow it, else destroy before create, else others of lower
+priority make room; within ``maxSurge`` (old and new counted together) and ``maxUnavailable``. Nothing is stopped for a successor
+that would not fit.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from llmgw.core.adapter import STATE_IT
 from llmgw.core.amounts import at, names, plural, span
 from llmgw.core.moves import flags
 from llmgw.core.moves.departure import depart
+from llmgw.core.moves.eviction import evict, find_room, waits
 from llmgw.core.moves.nearest import nearest
 from llmgw.core.moves.round import Copy, Round
 from llmgw.core.moves.sizes import learns_later, tell_unseen, tell_untold
 from llmgw.core.moves.standing import Want, serves
 from llmgw.core.moves.steps import Job, failing, job_failed, lacking
+from llmgw.core.place.clearing import Tenant
 from llmgw.model.desired import DesiredModel
 from llmgw.model.ids import ReplicaId
 from llmgw.model.plan import Action, Change, Decision, StepKind
@@ -34,26 +37,36 @@ def fulfil(round_: Round, want: Want) -> None:
         return
     if (failed := stand.failed_before(goal, want.ordinal)) is not None and _rests(round_, want, goal, failed):
         return
+    _place(round_, _without_evicted(round_, want), goal)
+
+
+def _without_evicted(round_: Round, want: Want) -> Want:
+    """Its predecessor may have made room for somebody since it was settled."""
+    gone = want.keep is not None and want.keep.replica.id in round_.departing
+    return replace(want, keep=None) if gone else want
+
+
+def _place(round_: Round, want: Want, goal: DesiredModel) -> None:
+    stand, keep = want.stand, want.keep
     if stand.total + 1 > stand.allowed:
-        if stand.model.spec.rollout.max_surge == 0 and want.keep is not None:
-            _make_room(round_, want, goal, want.keep, why="maxSurge is 0")
+        if stand.model.spec.rollout.max_surge == 0 and keep is not None:
+            _one_for_one(round_, want, goal, keep, why="maxSurge is 0")
         else:
             _take_turns(
                 round_, want, f"{plural(stand.total, 'copy', 'copies')} of at most {stand.allowed} exist"
             )
         return
-    decision = round_.placer.place(stand.request(goal), stand.nodes)
+    decision = round_.placer.place(stand.request(goal), stand.crowd(keep))
     if decision.ranks:
         _create(round_, want, goal, decision)
         return
     soon = round_.placer.place_soon(stand.request(goal))
     if soon.ranks:
         _wait_for_room(round_, want, goal, soon)
-    elif want.keep is not None:
-        _make_room(round_, want, goal, want.keep, why="no room for both", refused=decision)
-    else:
-        reason = _no_room(want, decision) + nearest(round_, goal, stand.need)
-        _block(round_, want, "no-room", reason, placement=_without_reasons(decision))
+    elif keep is not None and not keep.state.given_up:
+        _one_for_one(round_, want, goal, keep, why="no room for both", refused=decision)
+    elif not _clear(round_, want, goal):
+        _no_room(round_, want, goal, decision)
 
 
 # ---- create before destroy ---------------------------------------------------------------------------
@@ -99,32 +112,62 @@ def _take(round_: Round, want: Want, replica: ReplicaId, decision: Decision) -> 
 # ---- destroy before create ---------------------------------------------------------------------------
 
 
-def _make_room(
+def _one_for_one(
     round_: Round, want: Want, goal: DesiredModel, keep: Copy, *, why: str, refused: Decision | None = None
 ) -> None:
+    """In the place of ``keep``; else beside it where others make room; else in its place and theirs. ``refused``: there is
+    no room beside it."""
     stand = want.stand
-    decision = round_.placer.place_instead(stand.request(goal), keep.replica.ranks, keep.replica.id)
+    decision = round_.placer.place_instead(
+        stand.request(goal), keep.replica.ranks, keep.replica.id, anywhere=refused is None
+    )
+    if decision.ranks:
+        if refused is not None:
+            decision = replace(decision, rejections=refused.rejections)
+        _make_room(round_, want, goal, decision, Leaving(keep=keep, why=why))
+        return
+    if refused is not None and _clear(round_, want, goal):
+        return
+    decision, tenants = find_room(round_, want, goal, instead=keep)
+    if decision.ranks:
+        _make_room(round_, want, goal, decision, Leaving(keep=keep, why=why, tenants=tenants))
+        return
+    refused = refused or round_.placer.place(stand.request(goal), stand.crowd(keep))
+    _no_room(round_, want, goal, refused)
+
+
+def _clear(round_: Round, want: Want, goal: DesiredModel) -> bool:
+    """Whether others make room for it, or would if nothing else were in the way, which is told then."""
+    decision, tenants = find_room(round_, want, goal)
     if not decision.ranks:
-        refused = refused or round_.placer.place(stand.request(goal), stand.nodes)
-        told = _no_room(want, refused)
-        reason = f"{told}; it would not fit in the place of {keep.replica.id} either, which serves on"
-        reason += nearest(round_, goal, stand.need)
-        _block(round_, want, "no-room", reason, placement=_without_reasons(refused))
+        return False
+    _make_room(round_, want, goal, decision, Leaving(tenants=tenants))
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """Who goes before it comes: its own predecessor, because of ``why``, and others of lower priority."""
+
+    keep: Copy | None = None
+    why: str = ""
+    tenants: tuple[Tenant, ...] = ()
+
+
+def _make_room(round_: Round, want: Want, goal: DesiredModel, decision: Decision, leaving: Leaving) -> None:
+    """All that it needs is brought first, then who is in its place goes, then it starts."""
+    stand, keep = want.stand, leaving.keep
+    if keep is not None and serves(keep) and not _may_stop(round_, want, keep, leaving.why):
         return
-    if refused is not None:
-        decision = replace(decision, rejections=refused.rejections)
-    if serves(keep) and not _may_stop(round_, want, keep, why):
-        return
+    stays = f"; {want.keep.replica.id} serves on" if want.keep is not None else ""
     jobs = round_.book.jobs(goal, (rank.node for rank in decision.ranks))
     if (failed := failing(jobs)) is not None:
-        reason = f"{job_failed(failed)}; {keep.replica.id} serves on"
-        _block(round_, want, "job-failed", reason, placement=decision)
+        _block(round_, want, "job-failed", job_failed(failed) + stays, placement=decision)
         return
     replica = stand.next_id(goal, want.ordinal)
     verdicts = flags.verdicts(round_, goal, replica, decision.ranks)
     if unknown := flags.refusal(verdicts):
-        reason = f"{unknown}; {keep.replica.id} serves on"
-        _block(round_, want, "unknown-flag", reason, placement=decision)
+        _block(round_, want, "unknown-flag", unknown + stays, placement=decision)
         return
     if _size_untold(round_, want, goal, decision, jobs):
         return
@@ -134,14 +177,30 @@ def _make_room(
         ordered = round_.book.order(jobs, model=goal.name)
         before = (round_.book.wait(StepKind.AWAIT_JOBS, replica, model=goal.name, after=ordered),)
         _tell_jobs(round_, want, jobs)
-    departure = depart(round_, keep, reason=f"makes room for {replica}", after=before)
-    started = round_.book.start(goal, replica, decision.ranks, reason=want.reason, after=(departure.tail,))
-    _publish(round_, goal, replica, started)
+    gone = evict(round_, want, leaving.tenants, replica, after=before)
+    change = _change(want, replica=replica, placement=decision)
+    if keep is not None:
+        gone = (*gone, depart(round_, keep, reason=f"makes room for {replica}", after=before).tail)
+        outage = _outage(want, keep, replica) if serves(keep) else "none: it does not serve now"
+        reason = f"{want.reason}; {leaving.why}"
+        change = replace(change, action=Action.DESTROY_BEFORE_CREATE, reason=reason, outage=outage)
+        stand.serving.discard(want.ordinal)
+    started = round_.book.start(goal, replica, decision.ranks, reason=want.reason, after=gone)
+    published = _publish(round_, goal, replica, started)
+    if keep is None:
+        stand.total += 1
+        if want.keep is not None:
+            depart(round_, want.keep, reason=f"{replica} has taken over", after=(published,))
     _take(round_, want, replica, decision)
-    change = _change(want, replica=replica, placement=decision, action=Action.DESTROY_BEFORE_CREATE)
-    outage = _outage(want, keep, replica) if serves(keep) else "none: it does not serve now"
-    round_.told.changes.append(replace(change, reason=f"{want.reason}; {why}", outage=outage))
-    stand.serving.discard(want.ordinal)
+    round_.told.changes.append(_with_evicted(change, leaving.tenants))
+
+
+def _with_evicted(change: Change, tenants: tuple[Tenant, ...]) -> Change:
+    if not tenants:
+        return change
+    who = names(tenant.replica for tenant in tenants)
+    reason = f"{change.reason}; {who} of lower priority {'makes' if len(tenants) == 1 else 'make'} room"
+    return replace(change, reason=reason, evicts=tuple(tenant.replica for tenant in tenants))
 
 
 def _may_stop(round_: Round, want: Want, keep: Copy, why: str) -> bool:
@@ -234,7 +293,7 @@ def _rests(round_: Round, want: Want, goal: DesiredModel, failed: Attempts) -> b
     again = failed.at + timedelta(seconds=pause)
     if round_.now >= again:
         return False
-    kept = round_.placer.place(stand.request(goal), stand.nodes)
+    kept = round_.placer.place(stand.request(goal), stand.crowd(want.keep))
     kept = kept if kept.ranks else round_.placer.place_soon(stand.request(goal))
     if kept.ranks and stand.total < stand.allowed:
         _take(round_, want, stand.next_id(goal, want.ordinal), kept)
@@ -273,7 +332,17 @@ def _block(
     round_.told.changes.append(replace(change, keyword=keyword, reason=told))
 
 
-def _no_room(want: Want, refused: Decision) -> str:
+def _no_room(round_: Round, want: Want, goal: DesiredModel, refused: Decision) -> None:
+    told = _why_not(want, refused)
+    if want.keep is not None:
+        told += f"; it would not fit in the place of {want.keep.replica.id} either, which serves on"
+    told += nearest(round_, goal, want.stand.need)
+    waiting = waits(want)
+    keyword, reason = ("evicted", f"{waiting}; {told}") if waiting else ("no-room", told)
+    _block(round_, want, keyword, reason, placement=_without_reasons(refused))
+
+
+def _why_not(want: Want, refused: Decision) -> str:
     """With the numbers that are about several nodes together; those of single nodes stand at each."""
     pool = want.stand.model.spec.placement.pool
     if refused.reasons:
@@ -293,6 +362,7 @@ def _change(
     placement: Decision | None = None,
     action: Action | None = None,
 ) -> Change:
+    evicted = want.stand.evicted.get(want.ordinal)
     return Change(
         address=want.stand.address(want.ordinal),
         action=action or want.action,
@@ -301,8 +371,9 @@ def _change(
         model=want.stand.model.name,
         ordinal=want.ordinal,
         replica=replica,
-        previous=want.keep.replica.id if want.keep is not None else None,
+        previous=want.keep.replica.id if want.keep is not None else want.lost,
         fields=want.fields,
         placement=placement,
         where=want.stand.model.where,
+        evicted_for=evicted.made_room_for if evicted is not None and want.keep is None else "",
     )

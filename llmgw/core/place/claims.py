@@ -167,7 +167,7 @@ def ledgers(survey: Survey, replicas: Iterable[ReplicaRecord]) -> dict[str, Node
         view.name: _ledger(view, order, found[view.name]) for order, view in enumerate(survey.nodes.values())
     }
     recorded = set()
-    for replica in replicas:
+    for replica in sorted(replicas, key=lambda each: each.id):
         for rank in replica.ranks:
             holder = shard_id(replica.id, rank.rank)
             recorded.add(holder)

@@ -13,15 +13,27 @@ from llmgw.model.report import LoraState
 
 def endpoints(record: Record, seen: Survey) -> tuple[Endpoint, ...]:
     """One for each replica that serves or drains, by model and ordinal. Of a node that can't be asked, what was
-    published stays published: unknown is not stopped."""
+    published stays published, unknown is not stopped, until a successor serves."""
     before = {endpoint.replica: endpoint.state for endpoint in record.endpoints}
     published = {endpoint.replica: endpoint.adapters for endpoint in record.endpoints}
     found = []
+    newest = _newest(record, seen)
     for replica in sorted(record.replicas.values(), key=lambda each: (each.model, each.ordinal, each.n)):
         state = _state(replica, condition(replica, seen), before.get(replica.id))
-        if state:
+        overtaken = replica.n < newest.get((replica.model, replica.ordinal), 0)
+        if state and not (overtaken and condition(replica, seen).health is Health.UNKNOWN):
             found.append(_endpoint(record, replica, state, _adapters(replica, seen, published)))
     return tuple(found)
+
+
+def _newest(record: Record, seen: Survey) -> dict[tuple[str, int], int]:
+    """The highest placement number of each ordinal that is seen to serve."""
+    found: dict[tuple[str, int], int] = {}
+    for replica in record.replicas.values():
+        if replica.phase is ReplicaPhase.SERVING and condition(replica, seen).health is Health.READY:
+            place = (replica.model, replica.ordinal)
+            found[place] = max(found.get(place, 0), replica.n)
+    return found
 
 
 def _state(replica: ReplicaRecord, seen: Condition, before: str | None) -> str:

@@ -5,9 +5,12 @@ failed, a node changed. Folding the same report twice changes nothing.
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from llmgw.core.record.custody import still_forgotten
 from llmgw.core.record.endpoints import endpoints
+from llmgw.core.record.numbering import remembered
 from llmgw.core.seen.condition import Condition, Health, condition, outdated
-from llmgw.core.seen.survey import Survey, survey
+from llmgw.core.seen.silence import answered, fell_silent, is_silent
+from llmgw.core.seen.survey import NodeView, Survey, survey
 from llmgw.model.desired import Desired
 from llmgw.model.launch import RestartPolicy
 from llmgw.model.manifest import FleetSpec
@@ -25,11 +28,14 @@ UP_FOR_LONG = timedelta(seconds=RestartPolicy().reset_after)
 GONE = frozenset({Health.MISSING, Health.STOPPED})
 
 
-def observe(record: Record, observed: Observed, now: datetime) -> Record:
-    """The record with what was seen; the very same object when there is no news."""
+def observe(record: Record, observed: Observed, now: datetime, *, grace: float) -> Record:
+    """The record with what was seen; the very same object when there is no news. ``grace``: the fleet's, in seconds."""
     seen = survey(NO_WISHES, record, observed.nodes, offline=False)
     folded = fold_replicas(record, seen, now)
-    nodes = {name: _node(node, observed.nodes.get(name), now) for name, node in folded.nodes.items()}
+    nodes = {
+        name: _node(node, seen.nodes[name], observed.nodes.get(name), now, grace=grace)
+        for name, node in folded.nodes.items()
+    }
     folded = replace(folded, nodes=nodes)
     folded = replace(folded, endpoints=endpoints(folded, seen), measured=_measured(record, seen))
     if observed.weights is not None:
@@ -67,8 +73,25 @@ def fold_replicas(record: Record, seen: Survey, now: datetime) -> Record:
         if (model := models.get(replica.model)) is not None:
             models[replica.model] = _model(model, replica, state, now)
     kept = {replica.model for replica in replicas.values()}
-    models = {name: model for name, model in models.items() if name in kept or not model.removed}
-    return replace(record, models=models, replicas=replicas)
+    gone = [name for name, model in models.items() if model.removed and name not in kept]
+    numbers = remembered(record.numbers, (models.pop(name) for name in gone))
+    left = still_forgotten(record, seen)
+    return _without_lost_keys(
+        replace(record, models=models, replicas=replicas, numbers=numbers, forgotten=left)
+    )
+
+
+def _without_lost_keys(record: Record) -> Record:
+    """What was last good with a key that nothing runs with any more can't be gone back to: its secret is not kept."""
+    if not record.key_id:
+        return record
+    live = {record.key_id} | {replica.spec.key_id for replica in record.holding}
+    lost = {
+        name: replace(model, last_good=None, last_good_spec=None)
+        for name, model in record.models.items()
+        if model.held is None and model.last_good_spec is not None and model.last_good_spec.key_id not in live
+    }
+    return replace(record, models={**record.models, **lost}) if lost else record
 
 
 def _is_gone(replica: ReplicaRecord, state: Condition) -> bool:
@@ -123,6 +146,7 @@ def _hold(
         at=now,
         replica=replica.id,
         last_lines=lines,
+        author=replica.origin.author,
     )
     return replace(model, held=held)
 
@@ -189,14 +213,14 @@ def never_ready(replica: ReplicaRecord) -> bool:
     return replica.phase is ReplicaPhase.STARTING
 
 
-def _node(node: NodeRecord, seen: NodeObservation | None, now: datetime) -> NodeRecord:
-    if seen is None or seen.reach is Reach.NOT_ASKED:
+def _node(
+    node: NodeRecord, view: NodeView, seen: NodeObservation | None, now: datetime, *, grace: float
+) -> NodeRecord:
+    if view.reach is Reach.NOT_ASKED:
         return node
-    if seen.reach is Reach.UNREACHABLE:
-        return node if node.unreachable_since else replace(node, unreachable_since=now)
-    if seen.report is None:
-        return replace(node, unreachable_since=None)
-    return node_record(node.name, node.address, seen, before=node)
+    if is_silent(view):
+        return fell_silent(node, now)
+    return node_record(node.name, node.address, seen, before=answered(node, now, grace=grace))
 
 
 def node_record(
@@ -216,5 +240,4 @@ def node_record(
         agent_version=report.agent.version,
         boot_id=report.agent.boot_id,
         journal_cursor=report.journal_read,
-        unreachable_since=None,
     )

@@ -7,16 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from llmgw.core.adapter import EngineAdapter
-from llmgw.model.manifest import Manifests, ProfileSpec, Unreachable
+from llmgw.model.manifest import Manifests, ProfileSpec
 from llmgw.model.problems import Problem
 
 NOT_YET: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     # kind, path, is it asked for?, what to write instead
-    ("Fleet", "spec.unreachable", lambda spec: spec.unreachable != Unreachable(), "leave it out"),
-    ("Fleet", "spec.agent.version", lambda spec: spec.agent.version is not None, "leave it out"),
-    ("Fleet", "spec.syncWindows", lambda spec: bool(spec.sync_windows), "leave it out"),
-    ("Fleet", "spec.suspend", lambda spec: spec.suspend, "leave it out"),
-    ("Node", "spec.drain", lambda spec: spec.drain, "write `cordon: true`, which keeps new shards away"),
 )
 
 

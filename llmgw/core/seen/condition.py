@@ -3,7 +3,7 @@
 ::
 
     every rank ready                   ready
-    a node that can't be asked         unknown, whatever the others say
+    a node that can't be asked         unknown, whatever the others say; given up once that has lasted too long
     a rank failed                      failed
     no rank has a shard on its node    missing
     a rank draining / stopping         draining, stopping
@@ -49,6 +49,8 @@ class Condition:
     shards: tuple[SeenShard, ...] = ()
     unknown_nodes: tuple[str, ...] = ()
     missing: tuple[int, ...] = ()  # ranks
+    given_up: bool = False
+    """Unknown for so long that it is started elsewhere; what it holds stays held."""
 
     @property
     def leader(self) -> ShardReport | None:
@@ -117,6 +119,7 @@ def condition(replica: ReplicaRecord, survey: Survey) -> Condition:
             text=f"nothing is known of it: {unknown_text(survey, unknown[0])}",
             shards=seen,
             unknown_nodes=unknown,
+            given_up=any(_given_up(survey, node) for node in unknown),
         )
     present = {shard.report.rank for shard in seen}
     missing = tuple(rank.rank for rank in replica.ranks if rank.rank not in present)
@@ -132,11 +135,18 @@ def unknown_text(survey: Survey, node: str) -> str:
         return f"node {node} is not in Git"
     if view.intruder:
         return f"node {node}: {view.intruder}"
+    if view.fenced:
+        return f"node {node}: {view.fenced}"
     if view.reach is Reach.NO_AGENT:
         return f"no agent runs on node {node}"
     if view.reach is Reach.UNREACHABLE:
         return f"node {node} can't be reached" + (f": {view.error}" if view.error else "")
     return f"node {node} was not asked"
+
+
+def _given_up(survey: Survey, node: str) -> bool:
+    view = survey.nodes.get(node)
+    return view is not None and view.silence is not None and view.silence.given_up
 
 
 def _known(survey: Survey, node: str) -> bool:

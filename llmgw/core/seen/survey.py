@@ -6,6 +6,7 @@ Says for each node whether shards may be placed there and, if not, why not. Deci
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from llmgw.core.amounts import GIB
 from llmgw.model.desired import Desired, DesiredNode
@@ -15,6 +16,17 @@ from llmgw.model.record import Record
 from llmgw.model.report import NodeObservation, Reach, Report, ShardReport
 
 _CLASS_GIB = re.compile(r"-(\d+)g$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """Of a node that does not answer. ``since`` None: this is the first time. ``over``: when its grace ends. ``brake``: why nothing
+    is given up all the same. ``given_up``: what runs there is started elsewhere."""
+
+    since: datetime | None
+    over: datetime | None
+    brake: str = ""
+    given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +45,15 @@ class NodeView:
     bad_weights: Mapping[str, str] = field(default_factory=dict)  # why not, by digest
     intruder: str = ""  # why its agent is not this fleet's node: another fleet's, another node's
     skew: float | None = None  # seconds that its clock is ahead of this one
+    silence: Silence | None = None
+    fenced: str = ""  # why its agent would refuse this record's commands
+    rests: str = ""  # why its agent is not set up now, until ``rest_over``
+    rest_over: datetime | None = None
 
     @property
     def known(self) -> bool:
         """Whether its shards can be told and commanded."""
-        return self.report is not None and not self.intruder
+        return self.report is not None and not self.intruder and not self.fenced
 
     @property
     def bare(self) -> bool:
@@ -80,7 +96,7 @@ def survey(
 def _shards(views: Mapping[str, NodeView]) -> Iterator[SeenShard]:
     for view in views.values():
         if view.report is not None and not view.intruder:
-            for shard in view.report.shards:
+            for shard in sorted(view.report.shards, key=lambda each: each.shard):
                 yield SeenShard(node=view.name, report=shard)
 
 
@@ -157,12 +173,10 @@ def _intruder(name: str, record: Record, report: Report | None) -> str:
 def _obstacle(
     node: DesiredNode | None, reach: Reach, facts: Facts | None, error: str, *, offline: bool
 ) -> str:
-    if node is None:
-        return "not in Git"
-    if node.spec.cordon:
-        return "cordoned"
-    if node.spec.drain:
-        return "being drained"
+    if node is None or node.leaving:
+        return "not in Git" if node is None else "not in Git any more"
+    if node.spec.cordon or node.spec.drain:
+        return "being drained" if node.spec.drain else "cordoned"
     if reach is Reach.UNREACHABLE:
         return f"can't be reached: {error}" if error else "can't be reached"
     if facts is None:

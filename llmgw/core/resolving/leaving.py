@@ -1,0 +1,34 @@
+"""Nodes that Git does not name any more while replicas of the record run there: asked and commanded the way that was recorded
+last, until nothing of ours is left."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from llmgw.model.desired import Desired, DesiredNode
+from llmgw.model.problems import Where
+from llmgw.model.record import Record
+
+WHERE = Where(file="(not in Git any more)")
+
+
+def with_leaving(desired: Desired, record: Record) -> Desired:
+    """The same fleet and its leaving nodes, each as if its manifest said ``drain: true``."""
+    found = {node.name: node for node in _leaving(desired, record)}
+    return replace(desired, nodes=dict(sorted({**desired.nodes, **found}.items()))) if found else desired
+
+
+def _leaving(desired: Desired, record: Record) -> Iterator[DesiredNode]:
+    holding = {rank.node for replica in record.replicas.values() for rank in replica.ranks}
+    renamed = {node.renamed_from for node in desired.nodes.values()}
+    for name, node in record.nodes.items():
+        if name in desired.nodes or name not in holding or name in renamed or node.spec is None:
+            continue
+        yield DesiredNode(
+            name=name,
+            labels={},
+            spec=replace(node.spec, drain=True),
+            address=node.address,
+            where=WHERE,
+            pip=desired.fleet.pip,
+            leaving=True,
+        )
