@@ -184,7 +184,7 @@ class Invariants:
             self.violate(f"{node} got {command}, and serial {serial} has no intent")
         elif not any(command == f"{serial}-{step.id}" for step in plan.steps):
             self.violate(f"{node} got {command}, and the plan of serial {serial} has no such step")
-        elif method == "start":
+        if plan is not None and method == "start":
             spec = codec.from_json(LaunchSpec, params["spec"], strict=True)
             if not any(step.launch == spec for step in plan.steps):
                 self.violate(
