@@ -1,8 +1,10 @@
 """The manifests out of Git: a commit's tree read through the mirror, loaded and resolved."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from llmgw.controller.repo.blame import who_wrote
 from llmgw.controller.repo.mirror import Mirror, Tree
 from llmgw.core.adapter import EngineAdapter
 from llmgw.core.resolving.resolve import resolve
@@ -10,14 +12,31 @@ from llmgw.manifests.folder import read_folder
 from llmgw.manifests.load import facts_paths, load
 from llmgw.model.desired import Desired
 from llmgw.model.ids import Commit
+from llmgw.model.problems import Where
+
+AUTHOR = 200
+"""Characters of a commit's author that are kept: anybody may write anything there."""
+
+
+async def _anybody(_: Commit) -> str:
+    """For repositories in which nobody needs to sign."""
+    return ""
 
 
 class GitSource:
-    """The real :class:`~llmgw.controller.fleet.Source`."""
+    """The real :class:`~llmgw.controller.fleet.Source`. ``vouch`` says who signed a commit, and raises StalledError for one that
+    must not be used: nothing of it is read then."""
 
-    def __init__(self, mirror: Mirror, adapters: Mapping[str, EngineAdapter]) -> None:
+    def __init__(
+        self,
+        mirror: Mirror,
+        adapters: Mapping[str, EngineAdapter],
+        *,
+        vouch: Callable[[Commit], Awaitable[str]] = _anybody,
+    ) -> None:
         self._mirror = mirror
         self._adapters = adapters
+        self._vouch = vouch
         self._last: tuple[Commit, str, Desired] | None = None
 
     async def newest(self) -> Commit:
@@ -30,11 +49,16 @@ class GitSource:
         """The last answer is kept: an apply that waits asks for the same commit in every pass."""
         if self._last is not None and self._last[:2] == (commit, key_id):
             return self._last[2]
+        signer = await self._vouch(commit)
         tree = await self._mirror.tree(commit)
         if wanted := facts_paths(_files(tree), links=tree.links, path=tree.path):
             tree = await self._mirror.tree(commit, tree.path, extra=wanted)
         manifests = load(_files(tree), commit=commit, links=tree.links, path=tree.path)
-        desired = resolve(manifests, key_id=key_id, adapters=self._adapters)
+        desired = replace(
+            resolve(manifests, key_id=key_id, adapters=self._adapters),
+            author=(await self._mirror.author_of(commit))[:AUTHOR],
+            signer=signer[:AUTHOR],
+        )
         self._last = (commit, key_id, desired)
         return desired
 
@@ -46,6 +70,9 @@ class GitSource:
 
     async def keep(self, commit: Commit) -> None:
         await self._mirror.keep(commit)
+
+    async def who_wrote(self, commit: Commit, where: Where) -> str:
+        return await who_wrote(self._mirror.objects, commit, where)
 
 
 def _files(tree: Tree) -> Mapping[str, bytes]:

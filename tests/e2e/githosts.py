@@ -25,6 +25,7 @@ from typing import BinaryIO, Final, cast
 
 import trustme
 
+from llmgw.model.ids import Commit
 from tests.ports import row_of_ports
 
 UP_WITHIN: Final = 20.0
@@ -73,7 +74,7 @@ class Repositories:
 
     def push(
         self, files: Mapping[str, str], message: str = "Change", *, name: str = "fleet", branch: str = "main"
-    ) -> str:
+    ) -> Commit:
         """A commit by somebody else, whose clone is as new as the host; its id."""
         clone = self.folder / f".{name}.{branch.replace('/', '-')}.clone"
         if not clone.exists():
@@ -88,7 +89,7 @@ class Repositories:
         git("add", "--all", at=clone)
         git("commit", "--quiet", "--allow-empty", "--message", message, at=clone)
         git("push", "--quiet", "origin", f"HEAD:refs/heads/{branch}", at=clone)
-        return git("rev-parse", "HEAD", at=clone)
+        return Commit(git("rev-parse", "HEAD", at=clone))
 
 
 # ---- https -----------------------------------------------------------------------------------------
@@ -113,6 +114,8 @@ class HttpsHost:
     user: str | None = None  # None: any, as most hosts take it
     requests: list[Asked] = field(default_factory=list)
     delay: float = 0.0  # seconds before each answer
+    elsewhere: str = ""  # the beginning of another host's address, to which everybody is sent on
+    _closing: threading.Event = field(default_factory=threading.Event)
     _context: ssl.SSLContext = field(default_factory=lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     _server: "_Server | None" = None
     _thread: threading.Thread | None = None
@@ -133,6 +136,7 @@ class HttpsHost:
 
     def up(self) -> None:
         assert self._server is None
+        self._closing.clear()
         self._server = _Server(("127.0.0.1", self.port), _Handler)
         self._server.host = self
         self._server.context = self._context
@@ -140,9 +144,10 @@ class HttpsHost:
         self._thread.start()
 
     def down(self) -> None:
-        """Nobody listens any more; requests at work are finished first."""
+        """Nobody listens any more; requests at work are answered first, without their delay."""
         if self._server is None or self._thread is None:
             return
+        self._closing.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -213,7 +218,12 @@ class _Handler(BaseHTTPRequestHandler):
         allowed = host.allows(self.headers.get("Authorization"))
         host.requests.append(Asked(f"{self.command} {self.path}", allowed))
         body = self._body()
-        time.sleep(host.delay)
+        host._closing.wait(host.delay)
+        if host.elsewhere:
+            self.send_response(301)
+            self.send_header("Location", f"{host.elsewhere}{self.path}")
+            self._end(b"")
+            return
         if not allowed:
             self.send_response(401)
             self.send_header("WWW-Authenticate", 'Basic realm="fleet"')

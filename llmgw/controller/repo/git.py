@@ -25,7 +25,7 @@ LOCAL_TIMEOUT = 60.0  # seconds; the slowest local call, reading 10,000 files fr
 MAX_OUTPUT = 64 * 1024 * 1024  # bytes; the record of 3,000 replicas and 1,000 nodes is about 15 MB
 _MAX_SAID = 8 * 1024  # bytes of stderr that are kept, from its end
 _CHUNK = 256 * 1024
-_TELL_EVERY = 5.0  # seconds between two words about a long call; short ones say nothing
+TELL_EVERY = 5.0  # seconds between two words about a long call; short ones say nothing
 _GRACE = 2.0  # seconds between SIGTERM, on which git removes its lock files, and SIGKILL
 
 # Beyond what the environment settles. gc runs when the mirror says so, never behind our back.
@@ -102,7 +102,8 @@ class How:
     timeout: float = LOCAL_TIMEOUT  # seconds
     max_output: int = MAX_OUTPUT  # bytes
     keep_open: tuple[int, ...] = ()  # descriptors that git inherits: a lock lives until git has ended, too
-    told: Callable[[str], None] | None = None  # hears now and then how far a long call is
+    told: Callable[[str], None] | None = None  # hears how far a long call is
+    tell_every: float = TELL_EVERY  # seconds
 
 
 _PLAINLY = How()
@@ -155,7 +156,7 @@ class Git:
             async with asyncio.timeout(how.timeout):
                 out, err, _ = await _all(
                     _read_whole(process.stdout, how.max_output),
-                    _read_end(process.stderr, _Listening(doing, how.told)),
+                    _read_end(process.stderr, _Listening(doing, how)),
                     _feed(process.stdin, stdin),
                 )
                 return await process.wait(), out, err
@@ -290,17 +291,18 @@ async def _read_end(stream: asyncio.StreamReader | None, heard: "_Listening") ->
 class _Listening:
     """Passes on how far git says it is, now and then."""
 
-    def __init__(self, doing: str, told: Callable[[str], None] | None) -> None:
+    def __init__(self, doing: str, how: How) -> None:
         self._doing = doing
-        self._told = told
-        self._next = asyncio.get_running_loop().time() + _TELL_EVERY
+        self._told = how.told
+        self._every = how.tell_every
+        self._next = asyncio.get_running_loop().time() + self._every
 
     def __call__(self, said: bytes) -> None:
         if self._told is None or asyncio.get_running_loop().time() < self._next:
             return
         steps = [line for line in re.split(r"[\r\n]", said.decode("utf-8", "replace")) if "%" in line]
         if steps:
-            self._next = asyncio.get_running_loop().time() + _TELL_EVERY
+            self._next = asyncio.get_running_loop().time() + self._every
             self._told(f"{self._doing}: {steps[-1].strip()}")
 
 

@@ -193,14 +193,15 @@ class Mirror:
 
     async def uncommitted(self) -> tuple[str, ...]:
         """Manifests of a work tree on this machine that are not as its last commit has them, by path. None for a bare
-        or remote repository, and where git does not say: it is only for a note to people."""
+        or remote repository, and where git does not say: it is only for a note to people. Comparing a work tree runs the filters
+        that its owner has set, so one of another user is not looked at, whoever named it."""
         if self.remote.local is None:
             return ()
         usual = posixpath.join(self._base, "manifests")
         below = self._path or (usual if (self.remote.local / usual).is_dir() else self._base)
         status = ("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", "--", below)
         try:
-            said = await self._in_repository(*status)
+            said = await self._in_repository(*status, trusted=False)
         except LlmgwError:
             return ()
         changed = (entry[len("XY ") :] for entry in said.split("\0") if entry)
@@ -210,10 +211,10 @@ class Mirror:
         bare = await self._in_repository("rev-parse", "--is-bare-repository")
         return bare.strip() == "false" and bool((await self._in_repository("remote")).strip())
 
-    async def _in_repository(self, *arguments: str) -> str:
+    async def _in_repository(self, *arguments: str, trusted: bool = True) -> str:
         local = self.remote.local
         assert local is not None
-        trust = (("safe.directory", str(local)),) if self.remote.trusted else ()
+        trust = (("safe.directory", str(local)),) if self.remote.trusted and trusted else ()
         try:
             said = await self.objects.git.run(
                 *arguments, doing=f"looking into {local}", directory=local, how=How(config=trust)

@@ -83,7 +83,7 @@ class Signature:
             case "R":
                 return f"the key of {self} was revoked"
             case _:
-                return "its signature does not fit its content"
+                return "its signature does not fit its content, or its key is not allowed for commits"
 
 
 async def vouched(objects: ObjectStore, policy: Policy, commit: Commit, *, applied: Commit | None) -> str:

@@ -15,7 +15,6 @@ from llmgw.controller.repo.remote import Remote
 from llmgw.model.problems import RetryError, StalledError
 from llmgw.redaction import Redactor
 
-
 HERE = Remote(address="/srv/fleet.git")
 
 
@@ -66,7 +65,7 @@ def test_programs_named_by_an_address_are_never_run(git: Git, tmp_path: Path) ->
 
 def test_a_call_that_names_no_remote_can_talk_to_nobody(git: Git, work: Any) -> None:
     for address in (f"file://{work.path}", "https://localhost:1/x", "ssh://localhost:1/x"):
-        with pytest.raises(GitError, match="transport '(file|https|ssh)' not allowed"):
+        with pytest.raises(GitError, match=r"transport '(file|https|ssh)' not allowed"):
             run(git, "ls-remote", "--", address)
     assert "refs/heads/main" in run(git, "ls-remote", "--", str(work.path), how=How(remote=HERE)).text
 
