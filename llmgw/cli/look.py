@@ -12,11 +12,13 @@ from llmgw.cli import output
 from llmgw.cli.main import Asked, fleet_options
 from llmgw.cli.session import fleet_of, run
 from llmgw.cli.told import history_rows, status_json, status_text
+from llmgw.controller.opening import Opened
 from llmgw.controller.passes import endpoints as places
 from llmgw.controller.passes.find import Found, find
+from llmgw.controller.passes.keyring import keyring
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.observe import observe
-from llmgw.controller.passes.prepare import applied, own_secret
+from llmgw.controller.passes.prepare import applied
 from llmgw.controller.repo.records import HistoryEntry
 from llmgw.model.problems import LlmgwError, StalledError
 from llmgw.wire.messages import LogLine, LogsParams
@@ -78,11 +80,7 @@ async def _history(asked: Asked, *, serial: int | None, limit: int, json_wanted:
         if serial is None:
             entries: Sequence[HistoryEntry] = (await opened.store.history(limit=4 * limit))[:]
         else:
-            entries = [it for it in await opened.store.history(limit=SEARCHED) if _serial(it) == str(serial)]
-    if serial is not None and not entries:
-        raise StalledError(
-            f"the state branch tells nothing of serial {serial}: `llmgw history` lists what there is"
-        )
+            entries = await of_serial(opened, serial)
     if json_wanted:
         output.say(
             json.dumps(
@@ -98,6 +96,16 @@ async def _history(asked: Asked, *, serial: int | None, limit: int, json_wanted:
     else:
         output.say(history_rows(entries, limit))
     return output.DONE
+
+
+async def of_serial(opened: Opened, serial: int) -> Sequence[HistoryEntry]:
+    """What the state branch tells of one serial, newest first. StalledError when that is nothing."""
+    entries = [it for it in await opened.store.history(limit=SEARCHED) if _serial(it) == str(serial)]
+    if not entries:
+        raise StalledError(
+            f"the state branch tells nothing of serial {serial}: `llmgw history` lists what there is"
+        )
+    return entries
 
 
 def _serial(entry: HistoryEntry) -> str:
@@ -224,7 +232,7 @@ async def _endpoints(asked: Asked, model: str | None, *, kind: str, file: Path |
         record = (await opened.store.read()).record
         if record is None:
             raise StalledError("nothing was applied yet, so nothing serves: llmgw apply")
-        found = places.reachable(record, own_secret(opened.fleet, record), model)
+        found = places.reachable(record, keyring(opened.fleet, record), model)
     match kind:
         case "env":
             text = places.as_env(found)

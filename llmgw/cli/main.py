@@ -38,6 +38,9 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "set": Entry("edits:set_", "Set fields of manifests, by a commit."),
         "scale": Entry("edits:scale", "Set a model's replicas, by a commit."),
         "pin": Entry("edits:pin", "Write the exact revision of a model's weights into its manifest, by a commit."),
+        "rollback": Entry(
+            "rollback:rollback", "Go back to the manifests of an earlier commit, by a new commit."
+        ),
         "drain": Entry("edits:drain", "Move what runs on a node elsewhere, by a commit."),
         "cordon": Entry("edits:cordon", "Keep new replicas away from a node, by a commit."),
         "uncordon": Entry("edits:uncordon", "Use a node again that was drained or cordoned, by a commit."),

@@ -82,6 +82,23 @@ class WorkTree:
         remote = "origin" if "origin" in remotes else remotes[0]
         return f"git push --set-upstream {remote} {on}"
 
+    def restore(self, folder: str, commit: str, *, message: str, doing: str) -> str:
+        """A new commit in which a folder is what it was at ``commit``; its short id, empty when it is so already. StalledError when git
+        does not know that commit here, or refuses; the folder is as it was then."""
+        if self._git("cat-file", "-e", f"{commit}^{{commit}}").returncode != 0:
+            raise StalledError(f"{doing}: this clone does not have {commit[:10]}: git fetch first")
+        done = self._git("restore", f"--source={commit}", "--staged", "--worktree", "--", folder)
+        if done.returncode == 0 and self.unchanged(folder):
+            return ""
+        if done.returncode == 0:
+            try:
+                return self.commit(folder, message=message, doing=doing)
+            except StalledError:
+                self._git("restore", "--source=HEAD", "--staged", "--worktree", "--", folder)
+                raise
+        self._git("restore", "--source=HEAD", "--staged", "--worktree", "--", folder)
+        raise StalledError(f"{doing}: git restore: {done.stderr.strip()[-SAID:]}")
+
     def push(self, commit: str) -> str:
         """Where the commit has gone; empty when the repository has no remote. StalledError with git's own words: the commit stays."""
         words = self.push_hint().split()

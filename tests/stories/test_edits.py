@@ -107,3 +107,29 @@ def test_json_names_the_commit(stage: Stage) -> None:
     assert told["commit"] == stage.git("rev-parse", "--short=10", "HEAD").strip()
     assert (told["files"], told["pushedTo"]) == (["manifests/chat.yaml"], None)
     assert json.loads(stage.llmgw("scale", "chat", "3", "--json", golden=False).out)["commit"] is None
+
+
+def test_a_rollback_is_a_new_commit_with_the_manifests_of_an_earlier_one(stage: Stage) -> None:
+    _with_remote(stage)
+    stage.llmgw("apply", "--yes", golden=False)
+    stage.commit("Two, and another", chat=model(replicas=2), other=model("other"))
+    (stage.fleet / "readme").write_text("stays")
+    stage.git("add", "readme")
+    stage.git("commit", "--quiet", "--message", "Explain")
+    stage.git("push", "--quiet")
+    stage.llmgw("apply", "--yes", golden=False)
+    assert stage.llmgw("rollback", "1").code == 0
+    assert stage.git("rev-parse", "HEAD").strip() == _remote_head(stage)
+    assert stage.git("show", "HEAD:manifests/chat.yaml") == CHAT
+    assert stage.git("ls-tree", "--name-only", "-r", "HEAD").split() == [
+        "manifests/chat.yaml",
+        "manifests/node.yaml",
+        "readme",
+    ]
+    assert stage.llmgw("rollback", "1").code == 0
+    first = stage.git("rev-list", "--max-parents=0", "HEAD").strip()
+    stage.llmgw("rollback", "99")
+    stage.llmgw("rollback", "nowhere")
+    told = json.loads(stage.llmgw("rollback", first[:12], "--json", "--no-push", golden=False).out)
+    assert told == {"formatVersion": 1, "commit": None, "to": first, "pushedTo": None}
+    stage.golden("rollback")
