@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from llmgw.core.adapter import EngineAdapter, GpuKind
 from llmgw.core.moves.steps import StepBook
@@ -13,6 +14,9 @@ from llmgw.model.desired import Desired
 from llmgw.model.plan import Change, Notice
 from llmgw.model.record import Record, ReplicaPhase, ReplicaRecord
 from llmgw.model.weights import Weights
+
+if TYPE_CHECKING:
+    from llmgw.core.moves.standing import Standing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,4 +66,8 @@ class Round:
     allow_unknown_size: bool = False
     nearest: dict[str, str] = field(default_factory=dict)
     """The nearest shape that fits, by the spec's digest: found once for all replicas that ask."""
+    stands: "dict[str, Standing]" = field(default_factory=dict)
+    """Every model of Git, once it is settled what goes and stays."""
+    departing: set[str] = field(default_factory=set)
+    """Replicas that this plan lets go, now or once their successors are ready."""
     told: Told = field(default_factory=Told)

@@ -46,9 +46,13 @@ def plain(text: str, sign: str) -> str:
 
 def plan_text(plan: Plan, *, show_commands: bool = False, paint: Paint = plain) -> str:
     """The whole plan for people, ended by a line break."""
-    lines = [_title(plan)]
+    lines = [_title(plan), *_freedom(plan)]
     lines += _drift(plan, paint)
     lines += _changes(plan, paint)
+    lines += _section(
+        "Left out",
+        (f"{it.action.value:>3} {it.address}  {it.keyword}: {it.reason}" for it in plan.left_out),
+    )
     lines += _section("On its way", plan.waiting)
     lines += _section(
         "Warnings", (f"{note.where}: {note.text}" if note.where else note.text for note in plan.warnings)
@@ -63,11 +67,19 @@ def plan_text(plan: Plan, *, show_commands: bool = False, paint: Paint = plain) 
 def _title(plan: Plan) -> str:
     basis = plan.basis
     asked = f"commit {basis.commit[:10]}" if basis.commit is not None else "the work tree"
+    asked = f"{asked}, signed by {basis.signer}," if basis.signer else asked
     base = f"serial {basis.serial}" if basis.serial else "an empty record"
     if basis.offline:
         when = f", {at(basis.record_at)}" if basis.record_at is not None else ""
         return f"Plan for {asked}, offline: as of {base}{when}. Nodes were not asked; it can't be applied."
     return f"Plan for {asked} on {base}."
+
+
+def _freedom(plan: Plan) -> list[str]:
+    """Whether changes may be made now, and which this plan is about."""
+    lines = [f"Changes: {plan.gate.text}."] if plan.gate is not None else []
+    lines += [f"Made all the same: {plan.override}."] if plan.override else []
+    return lines + ([f"Only {names(plan.targets)}, and what that needs."] if plan.targets else [])
 
 
 def _section(title: str, entries: Iterable[str]) -> list[str]:
@@ -101,8 +113,11 @@ def _change(change: Change, paint: Paint) -> Iterator[str]:
     first, *more = change.reason.split("\n")
     yield paint(f"{sign:>3} {change.address}  {change.keyword}: {first}", sign)
     yield from (f"      | {line}" for line in more)
+    if change.would is not None:
+        yield _entry("would", f"{change.would.value} {LEGEND[change.would]}")
     if change.replica or change.previous:
         yield _entry("replica", _who(change))
+    yield from (_entry("evicts", replica) for replica in change.evicts)
     yield from (_field(each) for each in change.fields)
     if change.placement is not None:
         yield from _placement(change.placement)
