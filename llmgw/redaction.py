@@ -13,7 +13,10 @@ MASK = "***"
 SHORTEST = 6
 """Shorter "secrets" are not masked: they would hit ordinary words, and guessing them needs no log."""
 
-_USERINFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<user>[^\s/@:'\"]*)(?P<rest>:[^\s/@]*)?@")
+# A scheme has no more than so many characters: without a limit, a long word takes the square of its length.
+_USERINFO = re.compile(
+    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,30})://(?P<user>[^\s/@:'\"]*)(?P<rest>:[^\s/@]*)?@"
+)
 
 _BEARER = re.compile(rf"(?i)\b(bearer\s+)[\w.~+/=-]{{{SHORTEST},}}")
 

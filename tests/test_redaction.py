@@ -112,3 +112,9 @@ def test_nothing_that_a_library_logs_gets_past_the_commands(
 
 def test_the_redactor_does_not_show_what_it_knows() -> None:
     assert CANARY not in repr(Redactor([CANARY]))
+
+
+def test_a_very_long_word_is_gone_through_once() -> None:
+    """Of ``scheme://``, any letter may be the first: a minute for this, and a line of a log may be made by anybody."""
+    word = "x" * 300_000
+    assert Redactor()(f"{word} {word}://ann:pw@host/x") == f"{word} {word}://***@host/x"
