@@ -226,7 +226,7 @@ def apply(asked: Asked, /, **options: Any) -> int:
 
     \b
     llmgw apply
-    llmgw apply --yes --no-wait          # from cron
+    llmgw apply --yes --no-wait          # from a script; `llmgw sync` is made for cron
     llmgw apply plan.json                # what `llmgw plan --out plan.json` showed
     llmgw apply --target model/chat      # this one, and what it needs
     llmgw apply --replace model/chat/0   # a new copy of what runs
