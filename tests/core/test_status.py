@@ -147,8 +147,33 @@ def test_problems_come_in_the_order_of_the_files() -> None:
 
 
 def test_history_lines_up() -> None:
-    text = render.history_text([("12", "2026-03-01 10:00:00Z", "done", "Start 1 replica of chat")])
-    assert text == (
-        "SERIAL  WHEN                  OUTCOME  WHAT\n12      2026-03-01 10:00:00Z  done     Start 1 replica of chat\n"
-    )
+    row = ("12", "2026-03-01 10:00:00Z", "ann@desk (cron)", "1f0c9a2b3d", "done", "Start 1 replica of chat")
+    assert render.history_text([row]).splitlines() == [
+        "SERIAL  WHEN                  BY               COMMIT      OUTCOME  WHAT",
+        "12      2026-03-01 10:00:00Z  ann@desk (cron)  1f0c9a2b3d  done     Start 1 replica of chat",
+    ]
     assert render.history_text([]) == "Nothing was ever applied.\n"
+
+
+def test_a_held_model_names_the_commit_its_author_and_what_was_written_last() -> None:
+    world = world_of_two()
+    broken = model("chat", args=("--bad",))
+    world.fails = lambda step: step.launch is not None and "--bad" in step.launch.processes[-1].argv
+    world.desired = replace(desired([node("gpu01"), node("gpu02")], [broken]), author="Ann <ann@example.org>")
+    world.settle()
+    row = next(row for row in shown(world).models if row.name == "chat")
+    assert row.held_since == "commit cccccccccc by Ann <ann@example.org>"
+    assert row.held_lines == ("loading", "ValueError: bad flag")
+    text = render.status_text(shown(world))
+    assert "chat: held since commit cccccccccc by Ann <ann@example.org>:\n      | loading\n" in text
+
+
+def test_who_waits_for_room_is_told_with_whom_it_was_evicted_for() -> None:
+    world = world_of_two()
+    urgent = model("urgent", priority=900)
+    nodes = [node("gpu01"), node("gpu02")]
+    world.desired = desired(nodes, [model("chat"), model("code"), urgent])
+    world.settle()
+    text = render.status_text(shown(world))
+    assert "chat/0 waits for room: evicted for model/urgent/0 (commit cccccccccc, serial " in text
+    assert "not placed" not in text

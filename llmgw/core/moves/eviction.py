@@ -21,7 +21,7 @@ from llmgw.core.moves.departure import depart
 from llmgw.core.moves.round import Copy, Round
 from llmgw.core.moves.standing import Standing, Want, serves
 from llmgw.core.place.clearing import Tenant
-from llmgw.core.seen.condition import Health
+from llmgw.core.seen.condition import Health, evicted_text
 from llmgw.model.desired import DesiredModel
 from llmgw.model.ids import ReplicaId, shard_id
 from llmgw.model.plan import Action, Change, Decision
@@ -87,10 +87,7 @@ def _outage(stand: Standing, copy: Copy) -> str:
 def waits(want: Want) -> str:
     """Of an ordinal that was evicted: for whom and by which commit; empty for all others."""
     evicted = want.stand.evicted.get(want.ordinal)
-    if evicted is None or want.keep is not None:
-        return ""
-    commit = f"commit {evicted.commit[:10]}, " if evicted.commit else ""
-    return f"waits for room: evicted for {evicted.made_room_for} ({commit}serial {evicted.serial})"
+    return evicted_text(evicted) if evicted is not None and want.keep is None else ""
 
 
 # ---- who may be asked to go ----------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from enum import Enum
 from llmgw.core.amounts import at, names
 from llmgw.core.seen.survey import SeenShard, Survey
 from llmgw.model.ids import shard_id
-from llmgw.model.record import ReplicaPhase, ReplicaRecord
+from llmgw.model.record import Evicted, ReplicaPhase, ReplicaRecord
 from llmgw.model.report import Reach, ShardReport, ShardState
 
 
@@ -212,6 +212,12 @@ def changed(report: ShardReport, node: str) -> str:
     if hand is None:
         return f"{report.state} on {node} by hand"
     return f"{hand.verb} by hand on {node} by {hand.by} at {at(hand.at)}"
+
+
+def evicted_text(evicted: Evicted) -> str:
+    """Of one that has no copy because it made room for another, and is no failure."""
+    commit = f"commit {evicted.commit[:10]}, " if evicted.commit else ""
+    return f"waits for room: evicted for {evicted.made_room_for} ({commit}serial {evicted.serial})"
 
 
 def rank_text(shard: SeenShard) -> str:

@@ -1,13 +1,17 @@
 """Status, problems and history as text."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from llmgw.core.amounts import at, plural, ranges, size, span
+from llmgw.core.seen.drained import DRAINED
 from llmgw.core.show.status import JobRow, ModelRow, NodeRow, ReplicaRow, Status
 from llmgw.model.alerts import Alert, Severity
 from llmgw.model.problems import Problem, Where
 
 _SIGNS = {"ready": "+", "failed": "!", "unknown": "!", "missing": "!", "backoff": "~", "unreachable": "!"}
+
+HELD_SHOWN = 5
+"""Lines of the output of what failed; `--json` has all that are kept."""
 
 
 def _plain(text: str, sign: str) -> str:
@@ -17,8 +21,9 @@ def _plain(text: str, sign: str) -> str:
 
 def status_text(status: Status, *, paint: Callable[[str, str], str] = _plain) -> str:
     """Models, replicas, nodes and jobs, as tables that fit a terminal; long texts stand below their row."""
-    lines = [_head(status), ""]
+    lines = [_head(status), *([f"Changes: {status.gate.text}"] if status.gate is not None else []), ""]
     lines += _table(("MODEL", "READY", "SERVED AS", ""), [_model(row) for row in status.models], paint)
+    lines += _held(status)
     lines += _lacking(status)
     if status.replicas:
         lines += ["", *_replicas(status.replicas, paint)]
@@ -34,6 +39,7 @@ def status_text(status: Status, *, paint: Callable[[str, str], str] = _plain) ->
 
 def _head(status: Status) -> str:
     commit = f"commit {status.commit[:10]}" if status.commit else "nothing applied yet"
+    commit = f"{commit} signed by {status.signer}" if status.signer else commit
     when = f" at {at(status.outcome_at)}" if status.outcome_at is not None else ""
     last = f", last pass {status.outcome}{when}" if status.outcome else ""
     busy = f"; {status.holder} is applying" if status.holder else ""
@@ -45,9 +51,22 @@ def _model(row: ModelRow) -> tuple[str, ...]:
     return (row.name, f"{row.ready}/{row.wanted}", row.served_name, held)
 
 
+def _held(status: Status) -> list[str]:
+    """What brought a spec that is not tried again, and what was written last by who failed with it; who waits for room."""
+    lines: list[str] = []
+    for row in status.models:
+        if row.held_since:
+            lines.append(f"    {row.name}: held since {row.held_since}{':' if row.held_lines else ''}")
+        lines += [f"      | {line}" for line in row.held_lines[-HELD_SHOWN:]]
+        lines += [f"    {text}" for text in row.evicted]
+    return lines
+
+
 def _lacking(status: Status) -> list[str]:
     """Why there is less than is asked for, where no row of a replica below could tell it."""
-    lacking = [row.name for row in status.models if row.placed < row.wanted and not row.held]
+    lacking = [
+        row.name for row in status.models if row.placed + len(row.evicted) < row.wanted and not row.held
+    ]
     if not lacking or status.holder:
         return []
     told = [f"    last pass: {error}" for error in status.errors]
@@ -128,7 +147,7 @@ def _nodes(rows: Sequence[NodeRow], paint: Callable[[str, str], str]) -> list[st
     cells = [
         (
             row.name,
-            row.reach + (" (cordoned)" if row.cordoned else ""),
+            row.reach + node_mark(row),
             row.agent or "-",
             f"{row.gpus_free}/{row.gpus}" if row.gpus else "-",
             row.gpu_class,
@@ -139,10 +158,31 @@ def _nodes(rows: Sequence[NodeRow], paint: Callable[[str, str], str]) -> list[st
     lines = [_line(head, widths)]
     for row, cell in zip(rows, cells, strict=True):
         lines.append(paint(_line(cell, widths), _SIGNS.get(row.reach, "")))
-        if row.unreachable_since is not None:
-            lines.append(f"    unreachable since {at(row.unreachable_since)}")
+        lines += [f"    {told}" for told in node_told(row)]
         lines += [f"    {problem}" for problem in row.problems]
     return lines
+
+
+def node_mark(row: NodeRow) -> str:
+    """What is to become of it, beside whether it answers."""
+    if row.leaving:
+        return " (leaving)"
+    if row.drain:
+        return " (drained)" if row.drain == DRAINED else " (draining)"
+    return " (cordoned)" if row.cordoned else ""
+
+
+def node_told(row: NodeRow) -> Iterator[str]:
+    """Since when it is silent and what follows from that; what keeps it from being empty."""
+    if row.unreachable_since is not None:
+        told = f"unreachable since {at(row.unreachable_since)}"
+        if row.brake:
+            told += f"; what is recorded there is not started elsewhere: {row.brake}"
+        elif row.replaced_from is not None:
+            told += f"; what is recorded there is started elsewhere from {at(row.replaced_from)} on"
+        yield told
+    if row.drain not in ("", DRAINED):
+        yield row.drain
 
 
 def _job(row: JobRow) -> tuple[str, ...]:
@@ -192,10 +232,10 @@ def problems_text(problems: Iterable[Problem]) -> str:
     return "\n".join((*lines, plural(len(lines), "problem"))) + "\n"
 
 
-def history_text(entries: Iterable[tuple[str, str, str, str]]) -> str:
-    """``entries``: serial, time, outcome and subject, newest first."""
+def history_text(entries: Iterable[tuple[str, str, str, str, str, str]]) -> str:
+    """``entries``: serial, time, who, the manifests' commit, outcome and subject, newest first."""
     rows = list(entries)
     if not rows:
         return "Nothing was ever applied.\n"
-    lines = _table(("SERIAL", "WHEN", "OUTCOME", "WHAT"), rows, _plain)
+    lines = _table(("SERIAL", "WHEN", "BY", "COMMIT", "OUTCOME", "WHAT"), rows, _plain)
     return "\n".join(lines) + "\n"

@@ -10,12 +10,15 @@ from llmgw.core.place.claims import NodeLedger, ledgers
 from llmgw.core.record.news import NO_WISHES
 from llmgw.core.seen.alerts import raised
 from llmgw.core.seen.cautions import cautions, clock_caution
-from llmgw.core.seen.condition import Condition, Health, changed, condition
+from llmgw.core.seen.condition import Condition, Health, changed, condition, evicted_text
+from llmgw.core.seen.drained import drain_text
+from llmgw.core.seen.silence import listened
 from llmgw.core.seen.strays import holds
 from llmgw.core.seen.survey import NodeView, SeenShard, Survey, survey
 from llmgw.model.alerts import Alert
 from llmgw.model.desired import Desired
-from llmgw.model.record import Forgotten, ModelRecord, Record, ReplicaRecord
+from llmgw.model.plan import Gate
+from llmgw.model.record import Forgotten, Held, ModelRecord, Record, ReplicaRecord
 from llmgw.model.report import Observed, Reach, ShardReport, ShardState
 
 SHORT_UUID = 12  # characters: MIG- and as much as tells the instances of a node apart
@@ -29,6 +32,9 @@ class ModelRow:
     wanted: int
     ready: int
     held: str = ""  # why its newest spec is not tried again
+    held_since: str = ""  # the commit that brought that spec, with its author where known
+    held_lines: tuple[str, ...] = ()  # what the replica that failed wrote last
+    evicted: tuple[str, ...] = ()  # of its replicas, whom each made room for
     placed: int = 0  # replicas of it that the record has, ready or not
 
 
@@ -98,7 +104,11 @@ class NodeRow:
     gpu_class: str = ""
     problems: tuple[str, ...] = ()
     unreachable_since: datetime | None = None
+    replaced_from: datetime | None = None  # when what is recorded there is started elsewhere, or was
+    brake: str = ""  # why it is not, although its time has come or will
     cordoned: bool = False
+    drain: str = ""  # "drained", or what is left there; empty: it is not to be empty
+    leaving: bool = False  # Git does not name it any more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +132,12 @@ class Status:
     fleet: str
     serial: int
     commit: str
+    signer: str = ""  # of that commit; empty: nobody had to sign
     outcome: str = ""
     outcome_at: datetime | None = None
     holder: str = ""  # who is applying right now
     errors: tuple[str, ...] = ()  # of the last pass, where it did not do all
+    gate: Gate | None = None  # whether changes may be made now; None: always
     models: tuple[ModelRow, ...] = ()
     replicas: tuple[ReplicaRow, ...] = ()
     nodes: tuple[NodeRow, ...] = ()
@@ -133,9 +145,18 @@ class Status:
     alerts: tuple[Alert, ...] = ()  # the worst first
 
 
-def status(record: Record, observed: Observed, *, now: datetime, desired: Desired | None = None) -> Status:
+def status(
+    record: Record,
+    observed: Observed,
+    *,
+    now: datetime,
+    desired: Desired | None = None,
+    gate: Gate | None = None,
+) -> Status:
     """``desired`` adds what Git asks for and nobody has applied yet."""
-    seen = survey(desired or NO_WISHES, record, observed.nodes, offline=False)
+    wishes = desired or NO_WISHES
+    seen = survey(wishes, record, observed.nodes, offline=False)
+    seen = listened(seen, record, wishes.fleet.unreachable, now=now)
     rows = [_recorded(replica, seen) for replica in record.replicas.values()]
     rows += [_unrecorded(shard, seen) for shard in seen.shards.values() if _is_stray(shard, record)]
     rows += [_forgotten(each, seen) for each in record.forgotten.values()]
@@ -145,13 +166,15 @@ def status(record: Record, observed: Observed, *, now: datetime, desired: Desire
         fleet=record.fleet,
         serial=record.serial,
         commit=record.commit or "",
+        signer=last.signer if last is not None and last.commit == record.commit else "",
         outcome=(last.outcome.value if last.outcome is not None else "running") if last is not None else "",
         outcome_at=(last.ended or last.started) if last is not None else None,
         holder=last.holder if last is not None and last.outcome is None and last.lease_until > now else "",
         errors=last.errors if last is not None else (),
+        gate=gate,
         models=tuple(_models(record, desired, rows)),
         replicas=tuple(sorted(rows, key=lambda row: (row.model, row.ordinal, row.replica))),
-        nodes=tuple(_node(view, record, books[view.name]) for view in seen.nodes.values()),
+        nodes=tuple(_node(view, record, books[view.name], seen) for view in seen.nodes.values()),
         jobs=tuple(_jobs(seen, now)),
         alerts=raised(record, seen),
     )
@@ -172,7 +195,19 @@ def _models(record: Record, desired: Desired | None, rows: Iterable[ReplicaRow])
             ready=ready[name],
             placed=placed[name],
             held=known.held.reason if known is not None and known.held is not None else "",
+            held_since=_brought_by(known.held) if known is not None and known.held is not None else "",
+            held_lines=known.held.last_lines if known is not None and known.held is not None else (),
+            evicted=tuple(_evicted(known)) if known is not None else (),
         )
+
+
+def _brought_by(held: Held) -> str:
+    by = f" by {held.author}" if held.author else ""
+    return f"commit {held.commit[:10]}{by}" if held.commit else ""
+
+
+def _evicted(known: ModelRecord) -> Iterator[str]:
+    return (f"model/{known.name}/{ordinal} {evicted_text(why)}" for ordinal, why in known.evicted.items())
 
 
 def _wanted(known: ModelRecord | None) -> int:
@@ -316,8 +351,9 @@ def _computing_memory(shard: SeenShard) -> int:
     return sum(on.gpus.values()) if on is not None else 0
 
 
-def _node(view: NodeView, record: Record, book: NodeLedger) -> NodeRow:
-    known = record.nodes.get(view.name)
+def _node(view: NodeView, record: Record, book: NodeLedger, seen: Survey) -> NodeRow:
+    known, silence = record.nodes.get(view.name), view.silence
+    there = any(rank.node == view.name for replica in record.replicas.values() for rank in replica.ranks)
     facts = view.facts
     reported = view.report.problems if view.report is not None else ()
     problems = (
@@ -341,7 +377,11 @@ def _node(view: NodeView, record: Record, book: NodeLedger) -> NodeRow:
         gpu_class=", ".join(sorted({gpu.gpu_class for gpu in usable})),
         problems=tuple(dict.fromkeys(problems)),
         unreachable_since=known.unreachable_since if known and view.reach is Reach.UNREACHABLE else None,
+        replaced_from=silence.over if silence is not None and there else None,
+        brake=silence.brake if silence is not None and there else "",
         cordoned=view.desired is not None and view.desired.spec.cordon,
+        drain=drain_text(view, seen, record),
+        leaving=view.desired is not None and view.desired.leaving,
     )
 
 
