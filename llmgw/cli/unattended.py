@@ -83,7 +83,7 @@ def _only_one(opened: Opened, name: str, doing: str) -> FileLock:
 
 @click.command(short_help="Follow the branch and the nodes for as long as it runs.")
 @click.option(
-    "--listen", metavar="ADDRESS", help="Where to answer: HOST:PORT, or none. [default: 127.0.0.1:8787]"
+    "--listen", metavar="ADDRESS", help="Where to answer: HOST:PORT, or none. [default: 127.0.0.1:9470]"
 )
 @click.option("--poll-interval", metavar="TIME", help="How often to look at the branch. [default: 30s]")
 @click.option(
@@ -111,7 +111,7 @@ def serve(
 
     \b
     llmgw serve
-    llmgw serve --listen 0.0.0.0:8787 --poll-interval 1m
+    llmgw serve --listen 0.0.0.0:9470 --poll-interval 1m
     """  # noqa: D301 - click wants the character itself
     flags = {
         "listen": listen,
