@@ -4,18 +4,19 @@ Only seams and values stand here, so that the simulation builds a fleet of fakes
 :mod:`llmgw.controller.opening`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from llmgw.clock import Clock
 from llmgw.controller.nodes.transport import Transport
-from llmgw.controller.repo.records import RecordStore
+from llmgw.controller.repo.records import RecordStore, Stored
 from llmgw.controller.weights.remote import Wanted
 from llmgw.core.adapter import EngineAdapter
 from llmgw.model.desired import Desired
 from llmgw.model.ids import Commit, FleetId
+from llmgw.model.problems import Where
 from llmgw.model.weights import Inspection
 
 
@@ -47,6 +48,10 @@ class Source(Protocol):
         """An applied commit must stay readable, whatever becomes of the branch."""
         ...
 
+    async def who_wrote(self, commit: Commit, where: Where) -> str:
+        """``commit 1f0c9a2b3d by Ann``, who wrote that line; empty when nobody can tell."""
+        ...
+
 
 class FleetSecret(Protocol):
     """What the replicas' keys are made from."""
@@ -59,9 +64,25 @@ class FleetSecret(Protocol):
         """For a fleet that never had one: make and keep it, or return the one that is there."""
         ...
 
+    def kept(self) -> Mapping[str, bytes]:
+        """Earlier ones that some replicas still have their keys from, by key id."""
+        ...
+
+    def rotate(self) -> str:
+        """Makes a new one and keeps the one that was there. The new one's key id."""
+        ...
+
+    def drop(self, key: str) -> None:
+        """Forgets an earlier one for good."""
+        ...
+
     @property
     def place(self) -> str:
         """Where it lies or should lie, for messages."""
+        ...
+
+    def place_of(self, key: str) -> str:
+        """The same of an earlier one."""
         ...
 
 
@@ -75,6 +96,11 @@ class RemoteWeights(Protocol):
 
 def _learns_nothing(_: str) -> None:
     """For those who print nothing."""
+
+
+def _any_build() -> str:
+    """For those whose agents are made of nothing."""
+    return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +120,11 @@ class Fleet:
     first_id: FleetId
     holder: str
     instance: str = ""
+    agent_build: Callable[[], str] = _any_build  # of the files that agents are made of here
     actor: str
     trigger: str = "manual"
     environment: Mapping[str, str]
     learn: Callable[[str], object] = _learns_nothing
+    remembered: Callable[[], Awaitable[Stored]] | None = None
+    """The record as it was read last, asking nobody. None: it is not kept."""
     remote_weights: RemoteWeights | None = None

@@ -142,6 +142,7 @@ async def opened(
         name=settings.state_dir.name,
         source=GitSource(mirror, ADAPTERS, vouch=_vouching(settings, mirror, store, environ)),
         store=store,
+        remembered=store.read_cached,
         transports={"local": transport, "ssh": over_ssh},
         adapters=ADAPTERS,
         clock=clock,
