@@ -131,7 +131,8 @@ class RankNetwork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A replica whose place is settled: what ``launch`` turns into words. ``network`` by rank; empty for a single one."""
+    """A replica whose place is settled: what ``launch`` turns into words. ``network`` by rank; empty for a single one.
+    ``weights_size`` in bytes; zero: not known."""
 
     model: DesiredModel
     replica: ReplicaId
@@ -139,6 +140,7 @@ class Placed:
     nodes: Mapping[str, NodeContext]
     pip: Pip = Pip()
     network: Mapping[int, RankNetwork] = field(default_factory=dict)
+    weights_size: int = 0
 
 
 class EngineAdapter(Protocol):

@@ -91,3 +91,4 @@ class Measured:
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     given: Mapping[str, str] = field(default_factory=dict)
     replica: str = ""
+    serial: int = 0  # of the record that first held it

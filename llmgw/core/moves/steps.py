@@ -22,6 +22,7 @@ from llmgw.model.manifest import Pip
 from llmgw.model.plan import Origin, Step, StepKind, sendable
 from llmgw.model.record import RankPlacement, ReplicaRecord
 from llmgw.model.report import JobReport, JobState
+from llmgw.model.weights import Weights
 
 BOOTSTRAP_WITHIN = 600.0
 """Seconds to install and start an agent: uploading some 30 MB over a slow line."""
@@ -80,6 +81,7 @@ class StepBook:
     adapters: Mapping[str, EngineAdapter]
     pip: Pip
     now: datetime
+    weights: Mapping[str, Weights] = field(default_factory=dict)  # what is known of them, by digest
     _steps: dict[str, Step] = field(default_factory=dict)
     _launches: dict[str, tuple[LaunchSpec, ...]] = field(default_factory=dict)
     _contexts: dict[str, NodeContext] = field(default_factory=dict)
@@ -175,6 +177,8 @@ class StepBook:
         if replica not in self._launches:
             nodes = {rank.node: self._context(rank.node) for rank in ranks}
             told = self.networks[replica] = network(model, ranks, nodes, self.labels())
+            adapter = self.adapters[model.profile.engine.name]
+            seen = self.weights.get(adapter.weights(model) or "")
             placed = Placed(
                 model=model,
                 replica=replica,
@@ -182,8 +186,8 @@ class StepBook:
                 nodes=nodes,
                 pip=self.pip,
                 network=told.ranks,
+                weights_size=seen.size if seen is not None else 0,
             )
-            adapter = self.adapters[model.profile.engine.name]
             help_ = adapter.help(model)
             self._launches[replica] = tuple(expecting(help_, spec) for spec in adapter.launch(placed))
         return self._launches[replica]

@@ -51,7 +51,7 @@ def _measured(record: Record, seen: Survey) -> dict[str, Measured]:
         said = shard.report.measured
         if said is not None and not _same(found.get(said.key), said):
             found.pop(said.key, None)
-            found[said.key] = said
+            found[said.key] = replace(said, serial=record.serial)
     return dict(list(found.items())[-MEASURED_KEPT:])
 
 

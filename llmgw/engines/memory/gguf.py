@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from llmgw.core.adapter import GpuKind, GpuNeed, Known, Placed
 from llmgw.engines.memory.footprint import GIB, Footprint, Line, Split, cache_bytes
-from llmgw.engines.memory.measured import CPU, measure, measurement_key
+from llmgw.engines.memory.measured import CPU, dated, measure, said_of
 from llmgw.engines.memory.needs import gpu_need
 from llmgw.engines.memory.options import count, flag, option
 from llmgw.model.desired import DesiredModel
@@ -82,23 +82,26 @@ class Gguf:
         return ""
 
     def on(self, model: DesiredModel, known: Known, weights: Weights, kind: GpuKind) -> GpuNeed:
-        measured = known.measured.get(measurement_key(model, weights.digest, kind))
+        measured = said_of(model, known, weights, kind)
         footprint = (self._measured(model, weights, measured) if measured else None) or self.footprint(
             model, weights
         )
+        footprint = dated(footprint, measured)
         return gpu_need(model, kind, footprint, takes=lambda total: total, least=footprint.total)
 
     def learnt(self, model: DesiredModel, known: Known, weights: Weights, kind: GpuKind) -> GpuNeed | None:
-        measured = known.measured.get(measurement_key(model, weights.digest, kind))
+        measured = said_of(model, known, weights, kind)
         devices = max(model.profile.gpus.per_node, 1)
         footprint = measured and _said(model, weights, measured, where="gpu", devices=devices)
         if not footprint:
             return None
+        footprint = dated(footprint, measured)
         return gpu_need(model, kind, footprint, takes=lambda total: total, least=footprint.total)
 
     def host_learnt(self, model: DesiredModel, known: Known, weights: Weights) -> Footprint | None:
-        measured = known.measured.get(measurement_key(model, weights.digest, CPU))
-        return _said(model, weights, measured, where="host", devices=1) if measured else None
+        measured = said_of(model, known, weights, CPU)
+        footprint = _said(model, weights, measured, where="host", devices=1) if measured else None
+        return dated(footprint, measured) if footprint is not None else None
 
     def footprint(self, model: DesiredModel, weights: Weights) -> Footprint:
         """On each of its GPUs; the one with the output layer takes the most."""

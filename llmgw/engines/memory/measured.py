@@ -1,15 +1,17 @@
 """Measurements: for what one holds, and the numbers in what an engine said."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from llmgw.core.adapter import GpuKind, Placed
+from llmgw.core.adapter import GpuKind, Known, Placed
 from llmgw.engines.lora import lora
+from llmgw.engines.memory.footprint import Footprint
 from llmgw.model import ids
 from llmgw.model.desired import DesiredModel
 from llmgw.model.launch import Measure
 from llmgw.model.manifest import ProfileSpec
 from llmgw.model.record import RankPlacement
-from llmgw.model.weights import Measured
+from llmgw.model.weights import Measured, Weights
 
 GIB = 1024**3
 HUNDREDTHS = 100
@@ -24,12 +26,13 @@ CPU = GpuKind(gpu_class="cpu", memory=0)
 """In a GPU's place where a rank computes on none."""
 
 
-def measurement_key(model: DesiredModel, weights: str, kind: GpuKind) -> str:
-    """Names all that changes how much memory a rank takes besides the length of a request: weights, engine, GPU, flags."""
+def measurement_key(model: DesiredModel, weights: str, kind: GpuKind, *, size: int = 0) -> str:
+    """Names all that changes how much memory a rank takes besides the length of a request: weights, engine, GPU, flags. ``size``
+    in bytes tells what lies at one place now from what lay there before; zero: not known."""
     profile, found = model.profile, lora(model)
     return ids.digest(
         {
-            "weights": weights,
+            "weights": [weights, size] if size else weights,
             "engine": [profile.engine.name, profile.engine.version, profile.engine.path],
             "gpu": [kind.gpu_class, kind.memory],
             "parallel": [
@@ -61,7 +64,7 @@ def measure(
     if kind is None:
         return None
     return Measure(
-        key=measurement_key(model, weights, kind),
+        key=measurement_key(model, weights, kind, size=placed.weights_size),
         about=f"{model.name} on {_engine(model.profile)}, {kind.gpu_class}",
         patterns=dict(patterns),
         given=dict(given),
@@ -77,6 +80,23 @@ def _kind(placed: Placed, rank: RankPlacement) -> GpuKind | None:
 
 def _engine(profile: ProfileSpec) -> str:
     return f"{profile.engine.name} {profile.engine.version or profile.engine.path or ''}".strip()
+
+
+def said_of(model: DesiredModel, known: Known, weights: Weights, kind: GpuKind) -> Measured | None:
+    """What an engine has said of just this, or of what it was started with before anybody knew its size; None: none has."""
+    keys = (measurement_key(model, weights.digest, kind, size=size) for size in (weights.size, 0))
+    return next((known.measured[key] for key in keys if key in known.measured), None)
+
+
+def dated(footprint: Footprint, measured: Measured | None) -> Footprint:
+    """With the record that the measured addends come from."""
+    if measured is None or not measured.serial:
+        return footprint
+    told = f"measured at serial {measured.serial}"
+    return replace(
+        footprint,
+        lines=tuple(replace(line, note=line.note.replace("measured", told)) for line in footprint.lines),
+    )
 
 
 def amounts(measured: Measured) -> dict[str, int]:

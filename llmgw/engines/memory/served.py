@@ -12,7 +12,7 @@ from llmgw.core.adapter import GpuKind, GpuNeed, Known, Placed
 from llmgw.engines.lora import lora
 from llmgw.engines.memory import capability
 from llmgw.engines.memory.footprint import GIB, Footprint, Line, Split, cache_bytes
-from llmgw.engines.memory.measured import HUNDREDTHS, amounts, measure, measurement_key
+from llmgw.engines.memory.measured import HUNDREDTHS, amounts, dated, measure, said_of
 from llmgw.engines.memory.needs import gpu_need
 from llmgw.engines.memory.options import amount, count, flag, option
 from llmgw.model.desired import DesiredModel
@@ -95,12 +95,12 @@ class Served:
         return ""
 
     def on(self, model: DesiredModel, known: Known, weights: Weights, kind: GpuKind) -> GpuNeed:
-        measured = known.measured.get(measurement_key(model, weights.digest, kind))
+        measured = said_of(model, known, weights, kind)
         footprint = self._measured(model, weights, kind, amounts(measured)) if measured else None
         return self._need(model, weights, kind, measured, footprint or self.footprint(model, weights, kind))
 
     def learnt(self, model: DesiredModel, known: Known, weights: Weights, kind: GpuKind) -> GpuNeed | None:
-        measured = known.measured.get(measurement_key(model, weights.digest, kind))
+        measured = said_of(model, known, weights, kind)
         if measured is None:
             return None
         footprint = self._measured(model, weights, kind, amounts(measured))
@@ -122,6 +122,7 @@ class Served:
         measured: Measured | None,
         footprint: Footprint,
     ) -> GpuNeed:
+        footprint = dated(footprint, measured)
         cache = next((line.size for line in footprint.lines if line.name == "kv"), 0)
         room = self.takes(model, kind.memory)
         at_once = (room - footprint.total + cache) / cache if cache else 0

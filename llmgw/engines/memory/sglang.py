@@ -11,7 +11,7 @@ from types import MappingProxyType
 from llmgw.core.adapter import GpuKind, GpuNeed, Known, Placed
 from llmgw.engines.memory import capability
 from llmgw.engines.memory.footprint import GIB, Footprint, Line
-from llmgw.engines.memory.measured import amounts, measure, measurement_key
+from llmgw.engines.memory.measured import amounts, dated, measure, said_of
 from llmgw.engines.memory.needs import gpu_need
 from llmgw.engines.memory.options import count
 from llmgw.engines.memory.served import adapter_bytes, indivisible, kv_line, loaded, tokens_of, too_long
@@ -73,16 +73,20 @@ class StaticPart:
         return capability.why_not(capability.method(model, weights), kind.capability)
 
     def on(self, model: DesiredModel, known: Known, weights: Weights, kind: GpuKind) -> GpuNeed:
-        measured = known.measured.get(measurement_key(model, weights.digest, kind))
+        measured = said_of(model, known, weights, kind)
         said = amounts(measured) if measured is not None else {}
-        return self._need(model, weights, kind, self.footprint(model, weights, kind, said=said))
+        return self._need(
+            model, weights, kind, dated(self.footprint(model, weights, kind, said=said), measured)
+        )
 
     def learnt(self, model: DesiredModel, known: Known, weights: Weights, kind: GpuKind) -> GpuNeed | None:
-        measured = known.measured.get(measurement_key(model, weights.digest, kind))
+        measured = said_of(model, known, weights, kind)
         said = amounts(measured) if measured is not None else {}
         if "weights" not in said or _said_of_cache(model, weights, said) is None:
             return None
-        return self._need(model, weights, kind, self.footprint(model, weights, kind, said=said))
+        return self._need(
+            model, weights, kind, dated(self.footprint(model, weights, kind, said=said), measured)
+        )
 
     def host_learnt(self, model: DesiredModel, known: Known, weights: Weights) -> Footprint | None:
         del model, known, weights  # on a CPU nothing of it is measured

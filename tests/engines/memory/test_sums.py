@@ -110,6 +110,19 @@ def test_a_measurement_of_another_gpu_or_way_of_running_does_not_count() -> None
     )  # neither length nor share change what is taken besides
 
 
+def test_other_files_at_the_same_place_are_not_what_was_measured_there() -> None:
+    weights = known(configs.QWEN25_7B_AWQ, size=int(5.2 * GIB), kind="I32")
+    of = model(on_vllm(max_model_len=8192), Source(path="/models/x"))
+    key = measurement_key(of, weights.digest, SMALL, size=weights.size)
+    budget = Served().takes(of, SMALL.memory)
+    values = {"weights": ("5.43",), "kv": ("6.60",)}
+    said = Measured(key=key, about="x", values=values, given={"budget": str(budget)}, serial=7)
+    (same,) = reckon(of.profile, weights, SMALL, measured={key: said}).on
+    assert "weights 5.4 (measured at serial 7)" in same.sum
+    (other,) = reckon(of.profile, replace(weights, size=int(4 * GIB)), SMALL, measured={key: said}).on
+    assert "measured" not in other.sum
+
+
 def test_of_several_ranks_in_one_output_the_tightest_counts() -> None:
     runs = on_vllm(tensor=2, max_model_len=8192)
     weights = known(configs.LLAMA_8B)
