@@ -16,7 +16,7 @@ from llmgw.cli.main import Asked, fleet_options
 from llmgw.model.manifest import Manifests
 from llmgw.model.problems import InvalidError, Problem
 
-DOCUMENTS = ("fleet", "node", "profile", "model", "settings", "plan", "record", "endpoints")
+DOCUMENTS = ("fleet", "node", "profile", "model", "settings", "plan", "status", "record", "endpoints")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

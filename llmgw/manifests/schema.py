@@ -18,7 +18,7 @@ from llmgw.manifests.yamltext import Document
 from llmgw.model.manifest import API_VERSION, KINDS
 from llmgw.model.problems import Problem, Where
 
-DOCUMENTS = ("fleet", "node", "profile", "model", "settings", "plan", "record", "endpoints")
+DOCUMENTS = ("fleet", "node", "profile", "model", "settings", "plan", "status", "record", "endpoints")
 """What there is a schema of: what people write, and the JSON that llmgw writes."""
 
 

@@ -224,7 +224,7 @@ def test_the_forgotten_is_managed_again_without_a_restart() -> None:
     forget(world, "chat")
     [back] = adopted(world, "chat")
     assert world.record.replicas == record.replicas
-    assert adopt_change(back, ()).keyword == "adopted"
+    assert adopt_change(back, ()).keyword == "managed"
     assert not world.settle().changes
     assert shard_ids(world) == before
 

@@ -6,11 +6,11 @@ from datetime import timedelta
 from llmgw.core.record.setbacks import LONGEST_REST
 from llmgw.core.seen.alerts import alerts
 from llmgw.model.ids import JobId
-from llmgw.model.manifest import Source
+from llmgw.model.manifest import Duration, Restart, Source
 from llmgw.model.plan import Plan, StepKind
 from llmgw.model.report import JobReport, Reach
-from tests.core.builders import NodeState, desired, facts, model, node
-from tests.core.fleets import Fleet, fleet
+from tests.core.builders import NodeState, desired, facts, model, node, profile
+from tests.core.fleets import OPTIONS, Fleet, fleet
 
 
 def bare() -> Fleet:
@@ -125,3 +125,22 @@ def test_a_failed_job_that_is_still_wanted_stays_to_be_read() -> None:
     made = world.plan()
     assert made.commands
     assert not [step for step in made.steps if step.kind is StepKind.CANCEL]
+
+
+def test_a_gang_that_was_given_up_starts_again_when_somebody_asks_for_a_new_copy() -> None:
+    runs = profile(nodes=2, restart=Restart(backoff=Duration(1), give_up_after=2))
+    wanted = desired([node("gpu01"), node("gpu02")], [model("chat", runs)])
+    world = fleet(wanted, [NodeState(name, facts(name)) for name in wanted.nodes])
+    world.settle()
+    world.fails = lambda _: True
+    for state in world.nodes.values():
+        state.shards = {key: replace(shard, state="failed") for key, shard in state.shards.items()}
+    for _ in range(40):
+        world.one_pass()
+        world.advance()
+    [given_up] = world.plan().blocked
+    assert "llmgw apply --replace model/chat/0" in given_up.reason
+    world.fails = lambda _: False
+    world.one_pass(replace(OPTIONS, replaced={"model/chat/0": "ann"}))
+    world.settle()
+    assert world.ready("chat") == 1

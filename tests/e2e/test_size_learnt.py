@@ -82,7 +82,8 @@ def test_a_model_that_nobody_can_reckon_needs_no_word_after_its_first_run(road: 
     road.edit("model", "replicas: 1", "replicas: 2")
     road.commit("Serve it twice")
     planned = road.llmgw("plan")
-    assert re.search(r"needs no GPU, 0\.1 GiB of host memory: weights [0-9.]+ \(measured at serial \d+\), state ", planned)
+    sum_of_it = r"needs no GPU, 0\.1 GiB of host memory: weights [0-9.]+ \(measured at serial \d+\), state "
+    assert re.search(sum_of_it, planned)
     assert "start smollm2" in planned
 
 

@@ -20,6 +20,9 @@ from typing import Any
 
 import psutil
 
+from llmgw.model.facts import Facts, Gpu
+from llmgw.model.manifest import GIB
+from llmgw.wire.codec import dumps_readable
 from tests.ports import row_of_ports
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "stories"
@@ -35,8 +38,10 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r"\bfleet-[0-9a-f]{16}\b", "<fleet>"),
     (r"\b([a-z]+)-[0-9a-f]{8}-(\d+\.\d+)", r"\1-<digest>-\2"),
     (r"\b(install|fetch)-[0-9a-f]{8}\b", r"\1-<digest>"),
-    (r"\b(commit|for|what|Applied|to|applying|applied) [0-9a-f]{10}\b", r"\1 <commit>"),
+    (r"\b(commit|for|what|Applied|to|applying|applied) [0-9a-f]{10}(?:[0-9a-f]{2})?\b", r"\1 <commit>"),
     (r"\([0-9a-f]{10}\)", "(<commit>)"),
+    (r"  [0-9a-f]{10}  ", "  <commit>  "),
+    (r"\bintent [0-9a-f]{8}\b", "intent <commit>"),
     (r"\bgood spec [0-9a-f]{8}\b", "good spec <digest>"),
     (r"\bpid \d+", "pid <pid>"),
     (r"\b\d+ s after its start", "<n> s after its start"),
@@ -44,6 +49,10 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r"\brecord at [0-9a-f]{12}\b", "record at <commit>"),
 )
 
+
+_DISK = re.compile(r"^disk-low +\w+ +node/.*\n(?:    .*\n)*", re.MULTILINE)
+_NO_ALERT = re.compile(r"\nALERT +SEVERITY.*\n(?=\[exit|\Z)")
+"""How full the disk of this machine is is no part of any story."""
 
 _PROGRESS = re.compile(r"^[a-z0-9-]+/\d+\.\d+ on ")
 
@@ -198,6 +207,7 @@ class Stage:
             text = re.sub(rf"\b{self.first_port + number}\b", f"<port {number}>", text)
         for pattern, word in _WORDS:
             text = re.sub(pattern, word, text)
+        text = _NO_ALERT.sub("", _DISK.sub("", text))
         return re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
 
 
@@ -270,6 +280,28 @@ spec:
   local: {{workDir: {stage.work if name == "here" else stage.folder / name}{pretended}}}
   ports: {{from: {stage.first_port}, to: {stage.first_port + PORTS - 1}}}
 """
+
+
+def gpu_node(stage: Stage, gpus: int) -> str:
+    """A node that pretends to have so many GPUs."""
+    facts = Facts(
+        gpus=tuple(
+            Gpu(
+                uuid=f"GPU-0000000{index}",
+                index=index,
+                name="NVIDIA L40S",
+                gpu_class="l40s-45g",
+                memory_total=45 * GIB,
+                memory_free=45 * GIB,
+            )
+            for index in range(gpus)
+        ),
+        gpu_source="pretended",
+    )
+    folder = stage.fleet / "manifests"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "here.json").write_bytes(dumps_readable(facts))
+    return node(stage, facts="here.json")
 
 
 def model(

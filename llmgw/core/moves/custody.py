@@ -224,7 +224,7 @@ def adopt_change(replica: ReplicaRecord, shards: tuple[SeenShard, ...]) -> Chang
     return Change(
         address=f"model/{replica.model}/{replica.ordinal}",
         action=Action.UPDATE,
-        keyword="adopted",
+        keyword="managed",
         reason=f"{replica.id} runs on {where} as Git asks: it is managed again, nothing restarts{held}",
         model=replica.model,
         ordinal=replica.ordinal,

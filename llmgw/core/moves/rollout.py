@@ -142,9 +142,10 @@ def _settle_target(round_: Round, stand: Standing, target: Copy, olds: list[Copy
         return None
     if health in (Health.MISSING, Health.STOPPED):
         return start_again(round_, stand, target)
-    if (moved := displaced(round_, stand, target)) is not None:
-        return moved
-    if target.state.missing and (lost := complete(round_, stand, target)) is not None:
+    lost = displaced(round_, stand, target)
+    if lost is None and target.state.missing:
+        lost = complete(round_, stand, target)
+    if lost is not None:
         return lost
     stand.moving = True
     _wait_for(round_, stand, target, olds)
@@ -261,7 +262,7 @@ def _tell_failed(round_: Round, stand: Standing, copy: Copy) -> None:
             action=Action.BLOCKED,
             keyword="failed",
             reason=f"{copy.replica.id} has given up on {copy.nodes[0]}: {error}; it is started again when its spec changes, "
-            f"or by hand on the node{':' if lines else ''}" + "".join(f"\n{line}" for line in lines),
+            f"by `llmgw apply --replace {copy.address}`, or by hand on the node{':' if lines else ''}" + "".join(f"\n{line}" for line in lines),
             model=stand.model.name,
             ordinal=copy.replica.ordinal,
             replica=copy.replica.id,

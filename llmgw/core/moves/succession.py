@@ -282,7 +282,7 @@ def _rests(round_: Round, want: Want, goal: DesiredModel, failed: Attempts) -> b
     if failed.count >= most:
         reason = (
             f"given up after {plural(failed.count, 'attempt')}: {failed.replica} failed as a whole: {failed.error}; "
-            "it is started again when its spec changes, or when replicas goes down to 0 and up again"
+            f"it is started again when its spec changes, or by `llmgw apply --replace {stand.address(want.ordinal)}`"
         )
         _block(round_, want, "failed", reason)
         return True

@@ -158,20 +158,19 @@ def _models(replicas: Mapping[str, ReplicaRecord], desired: Desired, old: Record
         if wanted is None or name is None:
             continue
         known = models.get(replica.model) or ModelRecord(
-            name=wanted.name,
-            id_prefix=name.prefix,
-            served_name=wanted.served_name,
-            protect=wanted.spec.protect,
-            replicas=wanted.spec.replicas,
-            priority=wanted.spec.priority,
-            aliases=wanted.spec.aliases,
-            labels=dict(wanted.labels),
+            name=wanted.name, id_prefix=name.prefix, served_name=wanted.served_name
         )
         placements = dict(known.placements)
         placements[str(replica.ordinal)] = max(placements.get(str(replica.ordinal), 0), replica.n)
         good = replica.phase is ReplicaPhase.SERVING and wanted.runs_as(replica.spec_digest)
         models[replica.model] = replace(
             known,
+            served_name=wanted.served_name,
+            protect=wanted.spec.protect,
+            replicas=wanted.spec.replicas,
+            priority=wanted.spec.priority,
+            aliases=wanted.spec.aliases,
+            labels=dict(wanted.labels),
             placements=placements,
             last_good=replica.spec_digest if good else known.last_good,
             last_good_spec=replica.spec if good else known.last_good_spec,

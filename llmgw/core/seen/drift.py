@@ -10,14 +10,16 @@ from llmgw.model.plan import Drift
 from llmgw.model.record import NodeRecord, Record, ReplicaPhase, ReplicaRecord
 
 
-def drift(record: Record, survey: Survey, adopted: frozenset[str]) -> tuple[Drift, ...]:
-    """``adopted``: replicas that nobody recorded and that this plan takes over."""
+def drift(
+    record: Record, survey: Survey, adopted: frozenset[str], *, pruned: bool = False
+) -> tuple[Drift, ...]:
+    """``adopted``: replicas that nobody recorded and that this plan takes over. ``pruned``: it stops the others."""
     if survey.offline:
         return ()
     found = [
         *(each for name, node in record.nodes.items() for each in _node(node, survey.nodes.get(name))),
         *(each for replica in record.replicas.values() for each in _replica(replica, survey)),
-        *_unrecorded(record, survey, adopted),
+        *_unrecorded(record, survey, adopted, pruned=pruned),
     ]
     return tuple(sorted(found, key=lambda each: (each.address, each.keyword, each.text)))
 
@@ -104,16 +106,13 @@ def _shard(replica: ReplicaRecord, seen: SeenShard, survey: Survey) -> Iterator[
         )
 
 
-def _unrecorded(record: Record, survey: Survey, adopted: frozenset[str]) -> Iterator[Drift]:
+def _unrecorded(record: Record, survey: Survey, adopted: frozenset[str], *, pruned: bool) -> Iterator[Drift]:
+    left = "it is stopped" if pruned else "it is left alone (--prune-unrecorded stops it)"
     for seen in survey.shards.values():
         shard = seen.report
         if shard.state in ENDED or _recorded_at(record, seen) or shard.replica in record.forgotten:
             continue
-        after = (
-            "it is exactly what Git asks for and is adopted"
-            if shard.replica in adopted
-            else "it is left alone (--prune-unrecorded stops it)"
-        )
+        after = "it is exactly what Git asks for and is adopted" if shard.replica in adopted else left
         text = f"{shard.shard} runs on {seen.node} and nobody recorded it; it {holds((seen,))}: {after}"
         yield Drift(
             address=f"model/{shard.model}", keyword="unrecorded", text=text, node=seen.node, shard=shard.shard
