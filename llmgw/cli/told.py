@@ -1,6 +1,6 @@
 """Plans and outcomes in the words of the command line."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -10,7 +10,7 @@ from llmgw.controller.passes.settle import Settled
 from llmgw.controller.passes.story import lower, sentence
 from llmgw.controller.passes.verdict import Verdict
 from llmgw.controller.repo.records import HistoryEntry
-from llmgw.core.amounts import at
+from llmgw.core.amounts import at, names
 from llmgw.core.show import render
 from llmgw.core.show.status import Status, status
 from llmgw.model.desired import Desired
@@ -53,6 +53,8 @@ def summary(settled: Settled, ended: Verdict) -> str:
             return f"Nothing to do: the fleet is what {commit} asks for{waits}."
         return "Nothing was done."
     serial = f"serial {last.record.serial}"
+    if last.plan.targets and ended.code == output.DONE:
+        commit = f"{names(last.plan.targets)} of {commit}"
     if ended.code != output.DONE:
         return f"Applied {commit} in part ({serial}). What is left is above; llmgw status shows the rest."
     if last.outcome is Outcome.ACCEPTED:
@@ -96,25 +98,41 @@ def status_json(known: Applied, observed: Observed, now: datetime) -> dict[str, 
 
 
 def _status(known: Applied, observed: Observed, now: datetime) -> Status:
-    return status(known.record, observed, now=now, desired=known.desired)
+    return status(known.record, observed, now=now, desired=known.desired, gate=known.gate)
 
 
 def history_rows(entries: Sequence[HistoryEntry], limit: int) -> str:
     """One row a serial: what was commanded, and the last word on how it ended. What happened by itself has rows of its
     own."""
-    rows: list[tuple[str, str, str, str]] = []
+    rows: list[_Row] = []
     place: dict[str, int] = {}
     for entry in entries:  # newest first
         trailers = dict(entry.trailers)
         serial, outcome = trailers.get("Llmgw-Serial", ""), trailers.get("Llmgw-Outcome", "")
+        commit = trailers.get("Llmgw-Manifests", "")[:10]
         if "Llmgw-Plan" not in trailers:
-            rows.append((serial, _moment(entry.at), "", entry.subject))
+            rows.append((serial, _moment(entry.at), "", commit, "", entry.subject))
         elif serial not in place:
             place[serial] = len(rows)
-            rows.append((serial, _moment(entry.at), outcome or "not ended", entry.subject))
+            ended = outcome or "not ended"
+            rows.append((serial, _moment(entry.at), _by(trailers), commit, ended, _row_subject(entry)))
         elif outcome:  # the commit that tells what was commanded, older than the one that tells its end
-            rows[place[serial]] = (*rows[place[serial]][:3], entry.subject)
+            rows[place[serial]] = (*rows[place[serial]][:5], _row_subject(entry))
     return render.history_text(rows[:limit])
+
+
+_Row = tuple[str, str, str, str, str, str]
+
+
+def _by(trailers: Mapping[str, str]) -> str:
+    """Who, and what set it off where that was no person."""
+    trigger = trailers.get("Llmgw-Trigger", "manual")
+    return trailers.get("Llmgw-Actor", "") + (f" ({trigger})" if trigger != "manual" else "")
+
+
+def _row_subject(entry: HistoryEntry) -> str:
+    left = dict(entry.trailers).get("Llmgw-Diverged-From")
+    return f"{entry.subject} (history diverged from {left[:10]})" if left else entry.subject
 
 
 def _moment(iso: str) -> str:

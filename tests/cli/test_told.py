@@ -1,14 +1,16 @@
 """History as people read it: a row for what was commanded and how it ended, and rows for what just happened."""
 
+import re
+
 from llmgw.cli.told import history_rows
 from llmgw.controller.repo.records import HistoryEntry
 from llmgw.model.ids import Commit
 
 
 def entry(serial: int, subject: str, *, outcome: str = "", news: bool = False) -> HistoryEntry:
-    trailers = [("Llmgw-Serial", str(serial))]
+    trailers = [("Llmgw-Serial", str(serial)), ("Llmgw-Manifests", "b" * 40)]
     if not news:
-        trailers.append(("Llmgw-Plan", "abc"))
+        trailers += [("Llmgw-Plan", "abc"), ("Llmgw-Trigger", "cron"), ("Llmgw-Actor", "ann@desk")]
     if outcome:
         trailers.append(("Llmgw-Outcome", outcome))
     return HistoryEntry(
@@ -22,7 +24,7 @@ def entry(serial: int, subject: str, *, outcome: str = "", news: bool = False) -
 
 def rows(*entries: HistoryEntry, limit: int = 20) -> list[list[str]]:
     lines = history_rows(entries, limit).splitlines()[1:]
-    return [line.split(None, 3) for line in lines]
+    return [re.split(r" {2,}", line) for line in lines]
 
 
 def test_a_serial_is_one_row_with_its_last_outcome_and_what_was_commanded() -> None:
@@ -31,13 +33,13 @@ def test_a_serial_is_one_row_with_its_last_outcome_and_what_was_commanded() -> N
         entry(2, "Started 1 replica of chat", outcome="accepted"),
         entry(2, "Start 1 replica of chat"),
     )
-    ((serial, *_, last),) = told
-    assert (serial, *last.split(None, 1)) == ("2", "done", "Started 1 replica of chat")
+    ((serial, _, *rest),) = told
+    assert (serial, *rest) == ("2", "ann@desk (cron)", "b" * 10, "done", "Started 1 replica of chat")
 
 
 def test_an_intent_without_an_outcome_has_not_ended() -> None:
-    ((*_, last),) = rows(entry(3, "Start 1 replica of chat"))
-    assert last.split(None, 2) == ["not", "ended", "Start 1 replica of chat"]
+    ((*_, ended, subject),) = rows(entry(3, "Start 1 replica of chat"))
+    assert (ended, subject) == ("not ended", "Start 1 replica of chat")
 
 
 def test_what_happened_by_itself_has_a_row_of_its_own() -> None:
