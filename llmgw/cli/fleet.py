@@ -40,7 +40,10 @@ Command = Callable[..., Any]
 def _wishes(command: Command) -> Command:
     """Options that ``plan`` and ``apply`` have in common."""
     for option in (
-        click.option("--commit", help="Plan this branch, tag or commit. [default: the branch's newest]"),
+        click.option(
+            "--commit",
+            help="Plan this branch, tag or commit. [default: the branch's newest] `plan` takes A..B too: what B changes against A.",
+        ),
         click.option("--allow-rollback", is_flag=True, help="Go back behind the commit applied last."),
         click.option(
             "--allow-unknown-size",
@@ -155,13 +158,20 @@ async def _wish(
     targets: tuple[str, ...] = (),
     replaced: tuple[str, ...] = (),
     override: str = "",
-    **allowed: bool,
+    **allowed: Any,
 ) -> Wish:
     """``allowed``: what the flags of a wish's own names say."""
     if commit is not None and worktree:
         raise click.UsageError("--commit and --worktree name two different things to plan: give one of them")
+    before, between, after = (commit or "").rpartition("..")
+    if between and not offline:
+        raise click.UsageError(
+            "--commit A..B compares two commits, which needs no node: llmgw plan --offline --commit A..B"
+        )
+    source = opened.fleet.source
     return Wish(
-        commit=await opened.fleet.source.commit(commit) if commit is not None else None,
+        commit=await source.commit(after) if after else None,
+        since=await source.commit(before) if before else None,
         worktree=opened.worktree if worktree else None,
         offline=offline,
         targets=tuple(dict.fromkeys(targets)),

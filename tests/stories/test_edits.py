@@ -133,3 +133,21 @@ def test_a_rollback_is_a_new_commit_with_the_manifests_of_an_earlier_one(stage: 
     told = json.loads(stage.llmgw("rollback", first[:12], "--json", "--no-push", golden=False).out)
     assert told == {"formatVersion": 1, "commit": None, "to": first, "pushedTo": None}
     stage.golden("rollback")
+
+
+def test_what_a_change_would_do_is_told_between_any_two_commits(stage: Stage) -> None:
+    """For a reviewer: what has been applied meanwhile, and how the fleet is, does not matter."""
+    stage.commit("Serve chat", node=node(stage), chat=CHAT)
+    stage.llmgw("apply", "--yes", golden=False)
+    stage.commit("Serve code too", code=model("code"))
+    stage.git("tag", "before")
+    stage.commit("Two of code, and slower", code=model("code", replicas=2, args='"--token-delay", "0.01"'))
+    stage.git("tag", "after")
+    stage.commit("Something else", chat=None)
+    ran = stage.llmgw("plan", "--offline", "--commit", "before..after")
+    assert "chat" not in ran.out
+    same = stage.llmgw("plan", "--offline", "--commit", "after..after", "--detailed-exitcode", golden=False)
+    assert same.code == 0, same.out
+    assert stage.llmgw("plan", "--commit", "before..after").code == 64
+    assert stage.llmgw("apply", "--yes", "--commit", "before..after", golden=False).code == 64
+    stage.golden("between-commits")

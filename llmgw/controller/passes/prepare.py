@@ -9,16 +9,19 @@ from dataclasses import dataclass, replace
 
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.helps import have_read
+from llmgw.controller.passes.keyring import planning_key
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.observe import observe, unasked
+from llmgw.controller.passes.supposed import supposed
 from llmgw.controller.passes.weigh import weigh
 from llmgw.controller.repo.records import Stored
-from llmgw.controller.secrets import require_key
 from llmgw.core.planner import PlanOptions, plan
+from llmgw.core.resolving.leaving import with_leaving
+from llmgw.core.windows import gate as gate_of
 from llmgw.model.desired import Desired, DesiredNode
 from llmgw.model.ids import Commit, key_id
-from llmgw.model.plan import Plan
-from llmgw.model.problems import LlmgwError, StalledError
+from llmgw.model.plan import Gate, Notice, Plan
+from llmgw.model.problems import LlmgwError, RetryError
 from llmgw.model.record import Record
 from llmgw.model.report import Observed
 
@@ -27,15 +30,22 @@ from llmgw.model.report import Observed
 class Wish:
     """What is to be planned. ``commit`` None: the newest of the branch. ``worktree``: what lies in a work tree
     instead, given the key id; it can be planned, never applied. ``drained``: a node that is to be taken for one whose
-    manifest says ``drain: true``, because somebody is taking it away."""
+    manifest says ``drain: true``, because somebody is taking it away. ``targets``: the only addresses to plan. ``replaced``:
+    addresses that get new copies though nothing changed. ``override``: why changes are made although they are frozen.
+    ``since``: the commit that is taken for applied, whatever the record says; only to look."""
 
     commit: Commit | None = None
+    since: Commit | None = None
     worktree: Callable[[str], Desired] | None = None
     offline: bool = False
     allow_prune: bool = False
     allow_rollback: bool = False
     allow_unknown_size: bool = False
+    prune_unrecorded: bool = False
     drained: str | None = None
+    targets: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+    override: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +58,27 @@ class Prepared:
     observed: Observed
     plan: Plan
 
+    @property
+    def grace(self) -> float:
+        """Seconds that a node may be silent."""
+        return self.desired.fleet.unreachable.grace
+
 
 async def prepare(
     fleet: Fleet, wish: Wish, links: Links, *, check: Callable[[Stored, Commit | None], None] | None = None
 ) -> Prepared:
     """Read, observe, plan. The commit is resolved once and carried through. ``check`` is given what was read, before
     anything is made of it, and may raise."""
-    stored, commit = await asyncio.gather(fleet.store.read(), _commit(fleet, wish))
+    (stored, doubt), commit = await asyncio.gather(_read(fleet, wish), _commit(fleet, wish))
     if check is not None:
         check(stored, commit)
     record = stored.record or _first_record(fleet, wish)
+    if wish.since is not None:
+        record = await supposed(fleet, wish.since, record)
+        doubt = (
+            *doubt,
+            Notice(text=f"this is against commit {wish.since[:10]}, as if all of it were applied"),
+        )
     desired = await _desired(fleet, wish, commit, record)
     links.fleet = record.fleet if stored.record else None
     if wish.offline:
@@ -67,7 +88,26 @@ async def prepare(
         observed = await weigh(fleet, desired, record, observed, links)
         await have_read(fleet, desired, observed, links)
     made = await plan_again(fleet, wish, stored=stored, record=record, desired=desired, observed=observed)
+    made = replace(made, warnings=(*doubt, *made.warnings))
     return Prepared(stored=stored, record=record, desired=desired, observed=observed, plan=made)
+
+
+async def _read(fleet: Fleet, wish: Wish) -> tuple[Stored, tuple[Notice, ...]]:
+    """The record. For a commit that was named, the one that was read last will do where nobody answers, and is told: what is
+    planned so can be looked at; to be applied, it has to be read anew and written."""
+    try:
+        return await fleet.store.read(), ()
+    except RetryError as away:
+        if wish.commit is None or fleet.remembered is None:
+            raise
+        stored = await fleet.remembered()
+        if stored.record is None:
+            raise
+        serial = stored.record.serial
+        text = (
+            f"the record is that of serial {serial}, as it was read last, and may not be the newest: {away}"
+        )
+        return stored, (Notice(text=text),)
 
 
 async def plan_again(
@@ -76,19 +116,35 @@ async def plan_again(
     """The plan alone, from what is known already."""
     ended = record.last_pass.ended if record.last_pass else None
     goes_back, diverged = await _against_record(fleet, desired.commit, record)
+    key = planning_key(fleet, record)
     options = PlanOptions(
         allow_prune=wish.allow_prune,
         allow_rollback=wish.allow_rollback,
         allow_unknown_size=wish.allow_unknown_size,
+        prune_unrecorded=wish.prune_unrecorded,
         strict_ancestor=goes_back,
         diverged=diverged,
         offline=wish.offline,
         worktree=wish.worktree is not None,
-        key_id=record.key_id,
+        key_id=key,
+        rotated_from=record.key_id if key != record.key_id else "",
+        agent_build=fleet.agent_build(),
+        suspended_by=await _suspended_by(fleet, desired),
+        override=wish.override,
+        targets=wish.targets,
+        replaced=dict.fromkeys(wish.replaced, fleet.actor),
         record_commit=stored.version,
         record_at=ended or (record.last_pass.started if record.last_pass else None),
     )
     return plan(desired, record, observed, fleet.adapters, now=fleet.clock.now(), options=options)
+
+
+async def _suspended_by(fleet: Fleet, desired: Desired) -> str:
+    where = desired.suspended_at
+    if not desired.fleet.suspend or desired.commit is None or where is None:
+        return ""
+    wrote = await fleet.source.who_wrote(desired.commit, where)
+    return f"{wrote} ({where})" if wrote else str(where)
 
 
 async def _commit(fleet: Fleet, wish: Wish) -> Commit | None:
@@ -99,9 +155,10 @@ async def _commit(fleet: Fleet, wish: Wish) -> Commit | None:
 
 async def _desired(fleet: Fleet, wish: Wish, commit: Commit | None, record: Record) -> Desired:
     if wish.worktree is not None:
-        return wish.worktree(record.key_id)
+        return with_leaving(wish.worktree(planning_key(fleet, record)), record)
     assert commit is not None
-    desired = await fleet.source.desired(commit, key_id=record.key_id)
+    key = planning_key(fleet, record)
+    desired = with_leaving(await fleet.source.desired(commit, key_id=key), record)
     return draining(desired, wish.drained) if wish.drained is not None else desired
 
 
@@ -114,7 +171,11 @@ def draining(desired: Desired, name: str) -> Desired:
 async def _against_record(fleet: Fleet, commit: Commit | None, record: Record) -> tuple[bool, bool]:
     """Whether the commit is a strict ancestor of the one that was applied last, and whether the two have diverged."""
     applied = record.commit
-    if commit is None or applied is None or commit == applied:
+    if commit is None or applied is None:
+        return False, False
+    if record.partial not in (None, commit) and await fleet.source.is_ancestor(commit, record.partial):
+        return True, False
+    if commit == applied:
         return False, False
     goes_back = await fleet.source.is_ancestor(commit, applied)
     return goes_back, not goes_back and not await fleet.source.is_ancestor(applied, commit)
@@ -126,18 +187,6 @@ def _first_record(fleet: Fleet, wish: Wish) -> Record:
     return Record(fleet=fleet.first_id, key_id=key_id(secret) if secret else "")
 
 
-def own_secret(fleet: Fleet, record: Record) -> bytes:
-    """The secret that the record's keys are made from. StalledError when this machine has none, or another one."""
-    secret = fleet.secret.load()
-    if secret is None:
-        raise StalledError(
-            f"fleet secret {record.key_id} is not on this machine: copy it from where the fleet was applied before to "
-            f"{fleet.secret.place} (mode 0600), or give it in LLMGW_SECRET"
-        )
-    require_key(secret, recorded=record.key_id, place=fleet.secret.place)
-    return secret
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
     """What was applied last, for those who only look: the record, and the manifests that it came from."""
@@ -145,6 +194,9 @@ class Applied:
     stored: Stored
     record: Record
     desired: Desired
+    gate: Gate | None = (
+        None  # by the newest commit that can be read: who suspends a fleet leaves nothing to apply
+    )
 
 
 async def applied(fleet: Fleet) -> Applied:
@@ -161,12 +213,19 @@ async def applied(fleet: Fleet) -> Applied:
             raise
         now = None
     if now is not None and record.commit in (None, now.commit):
-        return Applied(stored=stored, record=record, desired=now)
+        return Applied(
+            stored=stored, record=record, desired=with_leaving(now, record), gate=await _gate(fleet, now)
+        )
     assert record.commit is not None
     desired = await fleet.source.desired(record.commit, key_id=record.key_id)
     if now is not None:
         desired = replace(desired, nodes={name: _reached(it, now) for name, it in desired.nodes.items()})
-    return Applied(stored=stored, record=record, desired=desired)
+    gate = await _gate(fleet, now or desired)
+    return Applied(stored=stored, record=record, desired=with_leaving(desired, record), gate=gate)
+
+
+async def _gate(fleet: Fleet, desired: Desired) -> Gate | None:
+    return gate_of(desired.fleet, fleet.clock.now(), suspended=await _suspended_by(fleet, desired))
 
 
 def _reached(node: DesiredNode, now: Desired) -> DesiredNode:
