@@ -18,6 +18,7 @@ from llmgw.controller.repo.locks import FileLock
 from llmgw.controller.serving.attempt import Attempted, Attempts, Cause
 from llmgw.controller.serving.hints import Hints
 from llmgw.controller.serving.loop import Loop, Pace
+from llmgw.controller.serving.outward import outward
 from llmgw.controller.serving.refs import place_of
 from llmgw.controller.serving.snapshot import NOTHING, Snapshot, Snapshots
 from llmgw.controller.settings import Settings
@@ -131,12 +132,24 @@ async def _serve(asked: Asked, flags: dict[str, str | None], *, verbose: bool) -
         stop = Halt()
         stack.enter_context(interruptible(stop))
         snapshots, hints = Snapshots(_first(opened)), Hints()
+        observers = await stack.enter_async_context(
+            outward(
+                opened.settings,
+                snapshots=snapshots,
+                hints=hints,
+                clock=opened.fleet.clock,
+                environ=environment(),
+                redactor=output.redactor(),
+                rng=SystemRandom(),
+            )
+        )
         loop = Loop(
             opened.fleet,
             pace=_pace(opened.settings),
             snapshots=snapshots,
             hints=hints,
             rng=SystemRandom(),
+            observers=observers,
             recorded=opened.write_endpoints,
             place=place_of(opened.mirror),
         )

@@ -32,7 +32,7 @@ from llmgw.model.manifest import Secret
 from llmgw.model.problems import StalledError
 from llmgw.wire.codec import to_json
 
-LOG = logging.getLogger("llmgw.http")
+LOG = logging.getLogger("llmgw.serve.http")
 BODIES = 64 * MAX_BODY
 """Bytes of all bodies that are being received together."""
 QUIET = timedelta(minutes=1)

@@ -295,7 +295,7 @@ def test_nothing_of_a_hook_gets_into_the_log(caplog: pytest.LogCaptureFixture) -
                 both = Delivery({**sent.headers, **headers}, sent.body)
                 await deliver(client, both)
                 await deliver(client, both)
-        told = [record.getMessage() for record in caplog.records if record.name == "llmgw.http"]
+        told = [record.getMessage() for record in caplog.records if record.name == "llmgw.serve.http"]
         assert canary not in caplog.text
         assert SECRET_TEXT not in caplog.text
         assert any("d-7" in line for line in told)
