@@ -168,6 +168,16 @@ def test_claims_of_the_forgotten_count_while_its_node_is_silent() -> None:
     assert not world.plan().commands
 
 
+def test_a_node_does_not_leave_while_it_runs_a_forgotten_one() -> None:
+    world = settled("chat")
+    (going,) = forget(world, "chat")
+    world.desired = desired([node("gpu02")], [])
+    world.nodes["gpu02"] = NodeState("gpu02", facts("gpu02"))
+    [change] = [each for each in world.plan().changes if each.address == "node/gpu01"]
+    assert (change.action, change.keyword) == (Action.BLOCKED, "node-removed")
+    assert going in change.reason
+
+
 def test_a_forgotten_one_that_has_ended_is_forgotten_for_good_and_its_order_dropped() -> None:
     world = settled("chat", "code")
     forget(world, "chat")

@@ -6,6 +6,7 @@ from llmgw.core.amounts import at, names, span
 from llmgw.core.moves.diff import change as field_change
 from llmgw.core.moves.drains import replicas_on, tell_changed, tell_drained, tell_leaving
 from llmgw.core.moves.round import Round
+from llmgw.core.record.custody import forgotten_on
 from llmgw.core.seen.cautions import cautions
 from llmgw.core.seen.survey import NodeView
 from llmgw.model.manifest import AgentSettings
@@ -205,6 +206,13 @@ def _not_in_git(round_: Round, view: NodeView) -> None:
         reason = (
             f"not in Git any more, but {names(held)} {'runs' if len(held) == 1 else 'run'} there and can't be stopped "
             "without it: bring the node back, move its replicas elsewhere, then remove it"
+        )
+        _block(round_, view, "node-removed", reason)
+        return
+    if left := forgotten_on(round_.record, view.name):
+        reason = (
+            f"not in Git any more, but {names(left)} {'runs' if len(left) == 1 else 'run'} there, which nobody manages: adopt it (llmgw"
+            f" adopt), stop it there (llmgw-agent stop), or give the machine up (llmgw node remove {view.name} --lost)"
         )
         _block(round_, view, "node-removed", reason)
         return

@@ -36,6 +36,15 @@ def managed(record: Record, replicas: Iterable[ReplicaRecord]) -> Record:
     )
 
 
+def forgotten_on(record: Record, node: str) -> tuple[str, ...]:
+    """Those with a rank there."""
+    return tuple(
+        name
+        for name, each in sorted(record.forgotten.items())
+        if any(rank.node == node for rank in each.replica.ranks)
+    )
+
+
 def still_forgotten(record: Record, seen: Survey) -> Mapping[str, Forgotten]:
     """Without those that have ended: nothing is left of them that a plan would have to leave alone."""
     return {
