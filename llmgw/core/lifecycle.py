@@ -187,7 +187,8 @@ def _waiting(life: Life, event: Waiting) -> Life:
 
 def _pending(life: Life, reason: str, now: datetime) -> Step:
     deadline = _after(now, PENDING_WITHIN)
-    return _to(life, S.PENDING, reason, now, deadline=deadline, next_try=None), (Action.AWAIT_JOBS,)
+    waiting = _to(life, S.PENDING, reason, now, deadline=deadline, next_try=None, failed_at=None)
+    return waiting, (Action.AWAIT_JOBS,)
 
 
 def _jobs_waiting(life: Life, event: JobsWaiting, now: datetime, rules: Rules) -> Step:
@@ -244,7 +245,7 @@ def _refused(life: Life, event: LaunchRefused, now: datetime, rules: Rules) -> S
     error = (
         _given_up(event.error, attempts, rules) if then is S.FAILED and not event.mismatch else event.error
     )
-    refused = replace(life, attempts=attempts, last_error=error)
+    refused = replace(life, attempts=attempts, last_error=error, failed_at=now)
     if event.processes:
         return _clear(refused, error, now, rules, then=then)
     return _end_of_clearing(replace(refused, then=then), error, now, rules)
@@ -276,7 +277,7 @@ def _probe_failed(life: Life, event: ProbeFailed, now: datetime, rules: Rules) -
 
 def _exited(life: Life, exit_: Exit, now: datetime, rules: Rules) -> Step:
     if life.state in LIVE:
-        return _failure(replace(life, last_exit=exit_), describe_exit(exit_), now, rules)
+        return _failure(replace(life, last_exit=exit_), describe_exit(exit_), now, rules, at=exit_.at)
     if life.state is S.DRAINING:
         gone = replace(life, last_exit=exit_, last_error=describe_exit(exit_))
         return _clear(gone, f"while draining, {describe_exit(exit_)}", now, rules, then=S.STOPPED)
@@ -445,12 +446,13 @@ def _clear(life: Life, reason: str, now: datetime, rules: Rules, *, then: ShardS
     return cleared, (Action.CLEAR,)
 
 
-def _failure(life: Life, error: str, now: datetime, rules: Rules) -> Step:
-    """The engine has failed; what is left of it is cleared away before anything else."""
+def _failure(life: Life, error: str, now: datetime, rules: Rules, *, at: datetime | None = None) -> Step:
+    """The engine has failed, now or ``at``; what is left of it is cleared away before anything else."""
     attempts = life.attempts + 1
     then = _after_failure(attempts, rules)
     told = _given_up(error, attempts, rules) if then is S.FAILED else error
-    return _clear(replace(life, attempts=attempts, last_error=told), told, now, rules, then=then)
+    failed = replace(life, attempts=attempts, last_error=told, failed_at=at or now)
+    return _clear(failed, told, now, rules, then=then)
 
 
 def _after_failure(attempts: int, rules: Rules) -> ShardState:
@@ -471,5 +473,6 @@ def _back_off(life: Life, error: str, now: datetime, rules: Rules) -> Step:
 
 
 def _fail(life: Life, error: str, now: datetime) -> Step:
+    life = replace(life, failed_at=life.failed_at or now)
     failed = _to(life, S.FAILED, error, now, deadline=None, next_try=None, last_error=error, adopted=False)
     return failed, (Action.REST,)

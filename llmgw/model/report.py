@@ -115,6 +115,9 @@ class ShardReport:
     next_try: datetime | None = None
     loading_seconds: float | None = None  # how long the last start took until ready
     last_error: str = ""
+    failed_at: datetime | None = None
+    """When its run went wrong: its engine's own end, or its agent's finding that it does not get ready. Not the end that
+    its agent then made of it."""
     last_exit: Exit | None = None
     last_line: str = ""
     claims: Claims = Claims()

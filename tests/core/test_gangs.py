@@ -2,9 +2,11 @@
 
 from collections import Counter
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
+
+import pytest
 
 from llmgw.core.adapter import Need
 from llmgw.core.place.candidates import Request
@@ -294,7 +296,8 @@ def test_the_first_to_go_explains_it_not_those_it_took_along() -> None:
     echo = Exit(at=world.now + timedelta(milliseconds=80), code=1)
     cause = Exit(at=world.now, signal=11)
     alter(world, "gpu02", state="failed", last_error="rank 0 went away", last_exit=echo)
-    alter(world, "gpu01", state="stopping", last_error="segmentation fault", last_exit=cause)
+    died = {"last_error": "segmentation fault", "last_exit": cause, "failed_at": cause.at}
+    alter(world, "gpu01", state="stopping", **died)
     world.one_pass()
     assert world.record.models["chat"].attempts["0"].error == "rank 0: segmentation fault"
 
@@ -505,24 +508,65 @@ def test_status_names_every_rank_and_the_one_that_is_lost() -> None:
 def test_a_leader_on_its_way_out_explains_the_rank_that_it_took_along() -> None:
     """The rank that lost its leader was blamed while the leader, never ready, was still being stopped."""
     began = NOW - timedelta(seconds=5)
+    leader = rank(0, "stopping", since=began, last_error="not ready in 3 s", failed_at=began)
+    worker = rank(
+        1, "failed", last_error="its leader went away", last_exit=Exit(at=NOW, code=1), failed_at=NOW
+    )
+    assert blamed(worker, leader) == 0
 
-    def rank(number: int, state: str, **more: Any) -> SeenShard:
-        report = ShardReport(
-            shard=ShardId(f"chat-1f0c9a2b-0.1-r{number}"),
-            replica=ReplicaId("chat-1f0c9a2b-0.1"),
-            rank=number,
-            ranks=2,
-            model="chat",
-            profile="pair",
-            spec_digest="",
-            state=state,
-            reason="",
-            **more,
-        )
-        return SeenShard(node=NAMES[number], report=report)
 
-    leader = rank(0, "stopping", since=began, last_error="not ready in 3 s")
-    worker = rank(1, "failed", since=NOW, last_error="its leader went away", last_exit=Exit(at=NOW, code=1))
-    failure = Condition(health=Health.FAILED, text="", shards=(worker, leader)).failure
+LATE = NOW + timedelta(seconds=2)
+
+
+@pytest.mark.parametrize("seen_first", [0, 1])
+def test_who_was_found_not_to_get_ready_is_to_blame_whoever_ended_first(seen_first: int) -> None:
+    """The leader's process outlived its peer's: its end, by its agent's own signal, is none of the reasons."""
+    ends = (NOW + timedelta(seconds=3), NOW + timedelta(seconds=1))
+    leader = rank(0, "failed", failed_at=NOW, last_exit=Exit(at=ends[seen_first], signal=15))
+    worker = rank(1, "failed", failed_at=LATE, last_exit=Exit(at=LATE, code=1))
+    assert blamed(leader, worker) == blamed(worker, leader) == 0
+
+
+@pytest.mark.parametrize(("killed", "echo"), [(NOW, LATE), (LATE, NOW)])
+def test_a_kill_explains_what_ends_by_itself_in_whatever_order_they_are_seen(
+    killed: datetime, echo: datetime
+) -> None:
+    leader = rank(0, "failed", failed_at=echo, last_exit=Exit(at=echo, code=1))
+    worker = rank(1, "failed", failed_at=killed, last_exit=Exit(at=killed, signal=9))
+    assert blamed(leader, worker) == blamed(worker, leader) == 1
+
+
+def test_a_rank_that_its_agent_had_to_kill_is_not_the_cause() -> None:
+    leader = rank(0, "failed", failed_at=NOW, last_exit=Exit(at=NOW, code=1))
+    worker = rank(1, "failed", failed_at=LATE, last_exit=Exit(at=LATE + timedelta(seconds=5), signal=9))
+    assert blamed(leader, worker) == 0
+
+
+def test_a_rank_that_was_told_to_stop_is_never_to_blame() -> None:
+    told = Exit(at=NOW - timedelta(seconds=1), signal=15)
+    leader = rank(0, "stopping", reason="stop asked", last_exit=told, last_error="an older trouble")
+    worker = rank(1, "failed", failed_at=NOW, last_exit=Exit(at=NOW, code=1))
+    assert blamed(leader, worker) == 1
+
+
+def rank(number: int, state: str, **more: Any) -> SeenShard:
+    more.setdefault("since", NOW)
+    more.setdefault("reason", "")
+    report = ShardReport(
+        shard=ShardId(f"chat-1f0c9a2b-0.1-r{number}"),
+        replica=ReplicaId("chat-1f0c9a2b-0.1"),
+        rank=number,
+        ranks=2,
+        model="chat",
+        profile="pair",
+        spec_digest="",
+        state=state,
+        **more,
+    )
+    return SeenShard(node=NAMES[number], report=report)
+
+
+def blamed(*shards: SeenShard) -> int:
+    failure = Condition(health=Health.FAILED, text="", shards=shards).failure
     assert failure is not None
-    assert failure.rank == 0
+    return failure.rank

@@ -1,13 +1,12 @@
 """From manifests to Desired: references, defaults, digests, names, and what is not supported yet."""
 
-import re
 import time
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import pytest
 
 from llmgw.core.adapter import NOTHING_KNOWN, EngineAdapter, Known, Need, NodeContext, Placed
-from llmgw.core.resolving import notyet
 from llmgw.core.resolving.resolve import RENAMED_FROM, resolve
 from llmgw.model.desired import Desired, DesiredModel
 from llmgw.model.facts import Facts, Gpu
@@ -15,8 +14,10 @@ from llmgw.model.launch import FetchSpec, HelpSpec, InstallSpec, LaunchSpec, Lor
 from llmgw.model.manifest import (
     KINDS,
     Adapter,
+    AgentSettings,
     Custom,
     Dirs,
+    Duration,
     Engine,
     FleetSpec,
     FromEnv,
@@ -38,6 +39,7 @@ from llmgw.model.manifest import (
     Source,
     Spec,
     Ssh,
+    SyncWindow,
     Timeouts,
 )
 from llmgw.model.problems import InvalidError, Problem, Where
@@ -471,33 +473,26 @@ def test_a_node_over_ssh_is_reached_and_serves_at_its_host_unless_it_names_anoth
     assert desired(over_ssh(address="10.0.0.1", dirs=Dirs(work="/srv/x"))).nodes["n"].address == "10.0.0.1"
 
 
-ASKS: dict[tuple[str, str], Manifest] = {
-    ("Node", "spec.drain"): local("n", drain=True),
-    ("Fleet", "spec.suspend"): document("f", FleetSpec(suspend=True)),
-}
-
-
-@pytest.mark.parametrize("asked", ASKS, ids=".".join)
-def test_what_would_be_ignored_is_refused_by_name(asked: tuple[str, str]) -> None:
-    assert asked in {(kind, path) for kind, path, _, _ in notyet.NOT_YET}
-    (problem,) = problems(ASKS[asked])
-    assert re.search(rf"{re.escape(asked[1])}.* is not supported yet: ", problem)
-
-
 @pytest.mark.parametrize(
-    ("kind", "path", "asked_for", "instead"),
-    notyet.NOT_YET,
-    ids=[f"{kind}.{path}" for kind, path, *_ in notyet.NOT_YET],
+    ("window", "told"),
+    [
+        ({"time_zone": "Europe/Istambul"}, "no time zone Europe/Istambul: did you mean Europe/Istanbul?"),
+        ({"time_zone": "Europe"}, "no time zone Europe"),
+        ({"time_zone": "../../etc/passwd"}, "no time zone ../../etc/passwd: write an IANA name"),
+        ({"schedule": "0 25 * * *"}, '"0 25 * * *" is no cron schedule: bad hour'),
+        ({"schedule": "0 0 30 2 *"}, '"0 0 30 2 *" is no cron schedule: bad day-of-month'),
+        ({"duration": Duration(400 * 86400.0)}, "duration is longer than a year"),
+    ],
 )
-def test_a_default_asks_for_nothing_that_is_not_supported(
-    kind: str, path: str, asked_for: object, instead: str
-) -> None:
-    least = {"Fleet": document("f", FleetSpec()), "Node": local(), "Profile": profile(), "Model": model()}[
-        kind
-    ]
-    assert callable(asked_for)
-    assert not asked_for(least.spec)
-    assert instead
+def test_a_sync_window_that_can_not_be_is_refused(window: dict[str, Any], told: str) -> None:
+    stated = {"kind": "deny", "schedule": "0 9 * * 1-5", "duration": Duration(3600.0), **window}
+    (problem,) = problems(document("f", FleetSpec(sync_windows=(SyncWindow(**stated),))))
+    assert told in problem
+
+
+def test_a_version_of_agents_that_can_not_be_compared_is_refused() -> None:
+    (problem,) = problems(document("f", FleetSpec(agent=AgentSettings(version="newest"))))
+    assert "spec.agent.version newest is no version that can be compared" in problem
 
 
 @pytest.mark.parametrize("text", ["a\0", "a\nb", "\x1b[0m", "\x7f", "a\tb"])
@@ -523,7 +518,7 @@ def test_a_wait_that_begins_beyond_its_longest_is_refused() -> None:
 
 
 def test_all_problems_are_told_in_order_of_place() -> None:
-    found = problems(model("b", profile="x"), model("a", profile="y"), local("n", drain=True))
+    found = problems(model("b", profile="x"), model("a", profile="y"), local("n", dirs=Dirs(work="/srv/x")))
     assert [problem.partition(":")[0] for problem in found] == ["model-a.yaml", "model-b.yaml", "node-n.yaml"]
 
 

@@ -471,6 +471,37 @@ def test_rules_that_still_hold_change_in_place() -> None:
     assert not world.settle().changes
 
 
+def test_replicas_that_are_kept_apart_are_apart_after_a_rollout_too() -> None:
+    nodes = ("gpu01", "gpu02")
+    apart = PlacementRules(spread="node")
+    world = settled(
+        lab(model("chat", replicas=2, placement=apart), nodes=nodes), box(gpus=4), box("gpu02", gpus=4)
+    )
+    for flag in ("--b", "--c", "--d"):
+        world.desired = lab(model("chat", replicas=2, placement=apart, args=(flag,)), nodes=nodes)
+        world.settle()
+        assert sorted(it.ranks[0].node for it in world.record.replicas.values()) == ["gpu01", "gpu02"]
+
+
+def test_what_a_fault_took_is_not_forgotten_when_the_spec_changes() -> None:
+    """With maxUnavailable 0 an old copy was stopped though another replica was still missing."""
+    strict = Rollout(max_unavailable=0)
+    world = settled(lab(model("chat", replicas=2, rollout=strict)), box(gpus=3))
+    (lost,) = (it for it in world.record.replicas.values() if it.ordinal == 1)
+    state = world.nodes["gpu01"]
+    key = f"{lost.id}-r0"
+    state.shards[key] = replace(
+        state.shards[key], state="failed", started=None, last_error="mismatch: GPU is not free"
+    )
+    seen = []
+    world.check = lambda world: seen.append(world.ready("chat"))
+    world.one_pass()
+    world.desired = lab(model("chat", replicas=2, rollout=strict, args=("--new",)))
+    assert not [it for it in world.settle().changes if it.keyword != "stalled"]
+    both = seen.index(2)
+    assert min(seen[both:]) == 2
+
+
 def test_a_cordoned_node_keeps_what_it_runs_and_gets_nothing_new() -> None:
     world = settled(lab(model("chat")), box())
     world.desired = desired([node("gpu01", cordon=True)], [model("chat"), model("code")])

@@ -145,8 +145,7 @@ def test_a_gang_that_never_gets_ready_is_tried_again_then_held_and_frees_both_no
     stage.commit("A flag that is wrong", chat=gang(give_up=2, startup=3, args='"--never-ready"'))
     failed = stage.llmgw("apply", "--yes", golden=False)
     assert failed.code == 5
-    # On a slow machine the rank that was taken along is seen to end first; its word names the leader too.
-    assert "rank 0: not ready" in failed.err or "rank 0 went away" in failed.err
+    assert "rank 0: not ready" in failed.err
     assert "rank 1 joined" in failed.err, "the output explains it"
     assert {it.pid for it in stage.engines()} == served, "what serves is left alone"
     starts = [it for it in stage.trailers() if it["subject"].startswith("Started 1 replica")]

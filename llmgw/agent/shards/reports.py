@@ -48,6 +48,7 @@ def report(spec: LaunchSpec, life: Life, seen: Seen) -> ShardReport:
         next_try=life.next_try,
         loading_seconds=life.loading_seconds,
         last_error=life.last_error,
+        failed_at=life.failed_at,
         last_exit=life.last_exit,
         last_line=seen.last_line,
         claims=spec.claims,

@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from llmgw.cli import output
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.prepare import Applied, applied
+from llmgw.core.resolving.leaving import with_leaving
 from llmgw.model.desired import Desired, DesiredNode
 from llmgw.model.problems import InvalidError, StalledError
 from llmgw.model.record import Record
@@ -15,7 +16,7 @@ async def newest(fleet: Fleet) -> Applied:
     stored = await fleet.store.read()
     record = stored.record or Record(fleet=fleet.first_id)
     desired = await fleet.source.desired(await fleet.source.newest(), key_id=record.key_id)
-    return Applied(stored=stored, record=record, desired=desired)
+    return Applied(stored=stored, record=record, desired=with_leaving(desired, record))
 
 
 async def to_look_at(fleet: Fleet) -> Applied:

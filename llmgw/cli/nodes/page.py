@@ -8,6 +8,7 @@ from llmgw.controller.nodes.layout import agent_program
 from llmgw.core.amounts import at, size
 from llmgw.core.seen.cautions import clock_text
 from llmgw.core.seen.condition import changed
+from llmgw.core.seen.drained import DRAINED
 from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import EngineFact, Facts
 from llmgw.model.report import NodeObservation, Report, ShardReport
@@ -45,10 +46,7 @@ def page(node: DesiredNode, seen: NodeObservation, line: Line) -> str:
 
 def _head(node: DesiredNode, seen: NodeObservation, line: Line) -> Iterator[tuple[str, str]]:
     spec, ssh = node.spec, node.spec.ssh
-    yield (
-        "pool",
-        spec.pool + (" (cordoned)" if spec.cordon else "") + (" (being drained)" if spec.drain else ""),
-    )
+    yield "pool", f"{spec.pool} {line.mark}".rstrip()
     if spec.transport == "ssh" and ssh is not None:
         way = f"{ssh.user}@{ssh.host}:{ssh.port}" + (" with sudo" if ssh.become == "sudo" else "")
         yield "reached by", f"ssh {way}{f' by {ssh.jump}' if ssh.jump else ''}"
@@ -57,6 +55,9 @@ def _head(node: DesiredNode, seen: NodeObservation, line: Line) -> Iterator[tupl
         yield "reached by", f"local, {spec.local.work_dir if spec.local else ''}"
     yield "address", node.address
     yield "reach", line.reach
+    yield from (("", told) for told in line.told)
+    if line.drain == DRAINED:
+        yield "drained", "its agent reports no live shard and no job"
     if seen.report is not None:
         agent = seen.report.agent
         yield "agent", f"{agent.version} as {agent.user or '?'}, pid {agent.pid}, since {at(agent.started)}"

@@ -20,6 +20,7 @@ from llmgw.controller.opening import Opened
 from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.leaving import Ways, uninstall
 from llmgw.controller.passes.links import Links
+from llmgw.controller.passes.lostnode import giving_up
 from llmgw.controller.passes.observe import NODE_TIMEOUT, observe_node
 from llmgw.controller.passes.onenode import (
     demands,
@@ -55,6 +56,7 @@ class Asking:
 
     name: str
     stop: bool
+    lost: bool
     everything: bool
     yes: bool
     no_commit: bool
@@ -64,6 +66,11 @@ class Asking:
 @click.command("remove", short_help="Empty a node, take its agent away and remove its manifest.")
 @click.argument("name")
 @click.option("--stop", is_flag=True, help="Stop what runs there at once: no drain, no successor first.")
+@click.option(
+    "--lost",
+    is_flag=True,
+    help="The machine is gone for good: give up what is recorded there, and start it elsewhere.",
+)
 @click.option("--everything", is_flag=True, help="Delete weights, engines and logs on the machine too.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @click.option("--no-commit", is_flag=True, help="Leave the manifest alone.")
@@ -76,22 +83,30 @@ def remove(asked: Asked, /, **options: Any) -> int:
     Refuses while a model can't do without the node. Shows what it would do and asks. May be repeated: it goes on from
     where it stopped.
 
+    A machine that will not come back can't be asked to stop anything. With --lost its replicas are given up: others start at
+    once, and should it come back all the same, what it runs is told to stop.
+
     \b
     llmgw node remove gpu03
     llmgw node remove gpu03 --stop --yes
+    llmgw node remove gpu03 --lost
     """  # noqa: D301 - click wants the character itself
     asking = Asking(**options)
     if not asking.yes and not output.is_terminal(sys.stdin):
         raise click.UsageError("there is no terminal to ask on: give --yes")
+    if asking.lost and (asking.stop or asking.everything):
+        raise click.UsageError(
+            "--lost is for a machine that nobody reaches: leave out --stop and --everything"
+        )
     return run(_remove(asked, asking))
 
 
 async def _remove(asked: Asked, asking: Asking) -> int:
     async with fleet_of(asked) as (opened, links):
-        node, wish, in_git = await _standing(opened, asking.name)
+        node, wish, in_git = await _standing(opened, asking)
         paper = None if asking.no_commit or not in_git else removal(opened, node)
         prepared = await prepare(opened.fleet, wish, links)
-        reachable = _reachable(prepared, node, stop=asking.stop)
+        reachable = _reachable(prepared, node, asking)
         seen = prepared.observed.nodes[node.name]
         if replicas_on(prepared.record, node.name) or strays(seen, prepared.record):
             code = await _empty(opened, links, asking, wish, prepared)
@@ -107,12 +122,15 @@ async def _remove(asked: Asked, asking: Asking) -> int:
     return _last_words(node, paper, in_git=in_git)
 
 
-async def _standing(opened: Opened, name: str) -> tuple[DesiredNode, Wish, bool]:
+async def _standing(opened: Opened, asking: Asking) -> tuple[DesiredNode, Wish, bool]:
     """The node, what to plan to empty it, and whether the newest commit still has it. A removal that was cut off after its
     commit goes on by the manifests that were applied last."""
-    known = await newest(opened.fleet)
+    name, known = asking.name, await newest(opened.fleet)
+    if name in known.desired.nodes and known.desired.nodes[name].leaving:
+        return known.desired.nodes[name], Wish(), False
     if name in known.desired.nodes:
-        if found := demands(known.desired, name):
+        found = demands(known.desired, name)
+        if found and not (asking.lost and asking.no_commit):
             raise StalledError(f"node {name} can't be removed:" + "".join(f"\n  - {one}" for one in found))
         return known.desired.nodes[name], Wish(drained=name), True
     before = await applied(opened.fleet)
@@ -121,11 +139,17 @@ async def _standing(opened: Opened, name: str) -> tuple[DesiredNode, Wish, bool]
     return named(known.desired, name), Wish(drained=name), True
 
 
-def _reachable(prepared: Prepared, node: DesiredNode, *, stop: bool) -> bool:
+def _reachable(prepared: Prepared, node: DesiredNode, asking: Asking) -> bool:
     """Whether its agent can be taken away; StalledError where something runs that could not be stopped."""
     seen = prepared.observed.nodes[node.name]
+    if asking.lost and seen.report is not None:
+        raise StalledError(
+            f"node {node.name} answers, so it is not lost: remove it without --lost, which moves what runs there"
+        )
+    if asking.lost:
+        return False
     alone = strays(seen, prepared.record)
-    if alone and not stop:
+    if alone and not asking.stop:
         raise StalledError(
             f"node {node.name} runs {names(shard.shard for shard in alone)}, which the record does not know: apply a commit that"
             " asks for it, which adopts it, or give --stop, which stops it too"
@@ -135,7 +159,7 @@ def _reachable(prepared: Prepared, node: DesiredNode, *, stop: bool) -> bool:
     if replicas_on(prepared.record, node.name):
         raise StalledError(
             f"{seen.error}: what runs there can't be stopped ({what_runs(prepared.record, node.name)}), and what is not known to be"
-            " stopped is not started elsewhere: bring the node back, then remove it"
+            " stopped is not started elsewhere: bring the node back, then remove it; or give --lost if the machine is gone for good"
         )
     output.note(f"Note: {seen.error}: nothing of this fleet runs there, so only its manifest is removed")
     return False
@@ -153,23 +177,30 @@ async def _empty(opened: Opened, links: Links, asking: Asking, wish: Wish, prepa
         lock_timeout=opened.settings.lock_timeout,
         recorded=opened.write_endpoints,
     )
-    make = evicting(name) if asking.stop else None
+    lost = giving_up(name) if asking.lost else None
+    make = lost.plan if lost is not None else evicting(name) if asking.stop else None
     _refuse(asking, prepared)
     shown = make(prepared) if make is not None else prepared.plan
     output.say(plan_text(shown))
     if not asking.yes:
-        click.confirm(f"Do this, then remove {name}?", abort=True, err=True)
+        what = "Is this machine gone for good? Give these up" if asking.lost else "Do this"
+        click.confirm(f"{what}, then remove {name}?", abort=True, err=True)
         request = replace(request, approve=_as_shown(shown))
     halt = Halt()
     with interruptible(halt), showing(sys.stderr) as progress:
         if make is not None:
             stopped = await one_pass(
-                opened.fleet, replace(request, instead=make), links=links, halt=halt, progress=progress
+                opened.fleet,
+                replace(request, instead=make, amend=lost.amend if lost is not None else None),
+                links=links,
+                halt=halt,
+                progress=progress,
             )
             request = replace(request, approve=None)
             if stopped.errors or stopped.halted:
                 return _not_empty(name, stopped.record, (*stopped.errors, stopped.halted))
-            await _until_gone(links, prepared.desired.nodes[name], stopped.record, opened.fleet.clock)
+            if lost is None:
+                await _until_gone(links, prepared.desired.nodes[name], stopped.record, opened.fleet.clock)
         settled = await settle(opened.fleet, request, links=links, halt=halt, progress=progress)
     ended = verdict(settled)
     if replicas_on(settled.last.record, name):
@@ -213,6 +244,8 @@ def _as_shown(shown: Plan) -> Callable[[Plan], None]:
 def _refuse(asking: Asking, prepared: Prepared) -> None:
     """Before anything is commanded."""
     name, record = asking.name, prepared.record
+    if asking.lost:
+        return  # what a dead machine held is gone already, protected or not
     if asking.stop:
         if last := last_of_protected(record, prepared.desired, prepared.observed, name):
             raise StalledError(

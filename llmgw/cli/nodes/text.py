@@ -7,6 +7,7 @@ from typing import Any
 
 from llmgw.cli.nodes.hardware import living
 from llmgw.controller.passes.prepare import Applied
+from llmgw.core.show.render_status import node_mark, node_told
 from llmgw.core.show.status import NodeRow, status
 from llmgw.model.desired import DesiredNode
 from llmgw.model.report import NodeObservation, Observed
@@ -31,6 +32,12 @@ class Line:
     shards: int | None
     cordoned: bool
     problems: tuple[str, ...]
+    mark: str = ""  # (draining), (drained), (leaving), (cordoned), or nothing
+    told: tuple[str, ...] = ()  # since when it is silent, what is left on it
+    drain: str = ""
+    unreachable_since: datetime | None = None
+    replaced_from: datetime | None = None
+    brake: str = ""
 
 
 def lines(known: Applied, observed: Observed, *, now: datetime) -> list[Line]:
@@ -55,6 +62,12 @@ def _line(row: NodeRow, known: Applied, seen: NodeObservation | None) -> Line:
         shards=len(living(report)) if report is not None else None,
         cordoned=row.cordoned,
         problems=row.problems,
+        mark=node_mark(row).strip(),
+        told=tuple(node_told(row)),
+        drain=row.drain,
+        unreachable_since=row.unreachable_since,
+        replaced_from=row.replaced_from,
+        brake=row.brake,
     )
 
 
@@ -67,7 +80,7 @@ def table(rows: Iterable[Line]) -> str:
             row.pool or "-",
             row.transport or "-",
             row.address or "-",
-            row.reach + (" (cordoned)" if row.cordoned else ""),
+            f"{row.reach} {row.mark}".rstrip(),
             row.agent or "-",
             f"{row.gpus_free}/{row.gpus}" if row.gpus else "-",
             row.gpu_class or "-",
@@ -78,7 +91,7 @@ def table(rows: Iterable[Line]) -> str:
     told = _columns([head, *cells])
     out = [told[0]]
     for row, line in zip(listed, told[1:], strict=True):
-        out += [line, *(f"    {problem}" for problem in row.problems)]
+        out += [line, *(f"    {text}" for text in (*row.told, *row.problems))]
     return "\n".join(out) + "\n"
 
 

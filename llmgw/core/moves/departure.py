@@ -54,11 +54,7 @@ def depart(round_: Round, copy: Copy, *, reason: str, after: tuple[str, ...] = (
 def _depart_in_part(round_: Round, copy: Copy, *, reason: str, after: tuple[str, ...]) -> Departure:
     """What is left of a given-up gang keeps its place in the record: its silent ranks still hold what they hold."""
     replica, book = copy.replica, round_.book
-    living = {
-        seen.report.rank: seen.report.state
-        for seen in copy.state.shards
-        if seen.node not in copy.state.unknown_nodes and seen.report.state not in ENDED
-    }
+    living = _living(copy)
     ranks = tuple(rank for rank in replica.ranks if rank.rank in living)
     round_.placer.leave(replica.id, ranks)
     last: tuple[str, ...] = after
@@ -76,6 +72,15 @@ def _depart_in_part(round_: Round, copy: Copy, *, reason: str, after: tuple[str,
         round_.told.waiting.append(f"{copy.address}: what can be reached of {replica.id} is stopping")
     tail = book.wait(StepKind.AWAIT_STOPPED, replica.id, model=replica.model, after=last)
     return Departure(tail=tail, commands=bool(todo))
+
+
+def _living(copy: Copy) -> dict[int, str]:
+    """States by rank, of those that are known to live."""
+    return {
+        seen.report.rank: seen.report.state
+        for seen in copy.state.shards
+        if seen.node not in copy.state.unknown_nodes and seen.report.state not in ENDED
+    }
 
 
 def _since(copy: Copy) -> str:
@@ -105,6 +110,8 @@ def remove(round_: Round, copy: Copy, *, keyword: str, reason: str, where: Where
 
 def let_rest_go(round_: Round, stand: Standing, copy: Copy) -> None:
     """What can be reached of a gang that was given up and does not serve: its GPUs are free for the next one."""
+    if not _living(copy):
+        return
     gone = _depart_in_part(round_, copy, reason="it is given up, a node of its ranks is silent", after=())
     if not gone.commands:
         return

@@ -98,7 +98,12 @@ class NodeLedger:
     shared: int = 0  # GPUs that are held in shares
     share_room: int = 0  # bytes of the largest share that fits on a shared GPU
 
-    def claim(self, holder: str, claims: Claims, *, leaving: bool = False) -> None:
+    def claim(self, holder: str, claims: Claims) -> None:
+        self.hold(holder, claims)
+        self.count()
+
+    def hold(self, holder: str, claims: Claims, *, leaving: bool = False) -> None:
+        """The claim alone, for many at once: whoever holds counts at the end."""
         by_uuid = {entry.gpu.uuid: entry for entry in self.gpus}
         for gpu in claims.gpus:
             entry = by_uuid.get(gpu.uuid)
@@ -107,7 +112,6 @@ class NodeLedger:
         if claims.memory:
             self.memory.append(Holding(holder=holder, memory=claims.memory, leaving=leaving))
         self.taken.update(claims.ports)
-        self.count()
 
     def leave(self, holder: str) -> None:
         """What it holds will be given back by what is already decided."""
@@ -174,10 +178,10 @@ def ledgers(survey: Survey, replicas: Iterable[ReplicaRecord]) -> dict[str, Node
             if (book := books.get(rank.node)) is not None and not _given_back(
                 replica, holder, book.view, survey
             ):
-                book.claim(holder, rank_claims(rank), leaving=replica.phase in LEAVING)
+                book.hold(holder, rank_claims(rank), leaving=replica.phase in LEAVING)
     for seen in (*survey.shards.values(), *survey.doubles):
         if seen.report.shard not in recorded and seen.report.state not in ENDED:
-            books[seen.node].claim(seen.report.shard, seen.report.claims)
+            books[seen.node].hold(seen.report.shard, seen.report.claims)
     for book in books.values():
         book.settle()
     return books
@@ -199,7 +203,7 @@ def _ledger(view: NodeView, order: int, fabrics: Mapping[str, NodeFabric]) -> No
     policy = facts.policy or LocalPolicy(file="")
     kept = max(reserve.memory, policy.reserve.memory)
     total = facts.memory_total - kept if facts.memory_total else None
-    ledger = NodeLedger(
+    return NodeLedger(
         view=view,
         order=order,
         address=view.desired.address if view.desired is not None else "",
@@ -211,8 +215,6 @@ def _ledger(view: NodeView, order: int, fabrics: Mapping[str, NodeFabric]) -> No
         taken=set(facts.listening),
         ephemeral=_ephemeral(view, facts),
     )
-    ledger.count()
-    return ledger
 
 
 def _by_index(gpu: Gpu) -> tuple[int, str]:

@@ -21,7 +21,7 @@ from enum import Enum
 from llmgw.core.amounts import at, names
 from llmgw.core.seen.survey import SeenShard, Survey
 from llmgw.model.ids import shard_id
-from llmgw.model.record import Evicted, ReplicaPhase, ReplicaRecord
+from llmgw.model.record import Evicted, Held, ReplicaPhase, ReplicaRecord
 from llmgw.model.report import Reach, ShardReport, ShardState
 
 
@@ -77,6 +77,8 @@ class Condition:
         return min(ends, key=_first_to_go)
 
 
+KILLED = 9
+"""SIGKILL: no engine ends itself with it because a peer is gone, as it may with others."""
 NOT_AS_PLANNED = ("mismatch:", "its order can't be written", "job ")
 """How agents begin to say that their node is not what the plan took for granted, or that a job did not bring what a
 start needs: a full disk or a registry that is away. Jobs have their own rest before they are tried again."""
@@ -88,14 +90,21 @@ def outdated(failure: ShardReport) -> bool:
 
 
 def _has_failed(report: ShardReport) -> bool:
-    """A rank that is being ended for not getting ready has failed before its process is gone."""
-    why = report.last_exit is not None or report.last_error
-    return bool(report.state == ShardState.STOPPING.value and why) or report.state == ShardState.FAILED.value
+    """A rank that is being ended for not getting ready has failed before its process is gone. One that was told to stop because
+    another is gone has not."""
+    going = report.state == ShardState.STOPPING.value and report.failed_at is not None
+    return going or report.state == ShardState.FAILED.value
 
 
-def _first_to_go(report: ShardReport) -> tuple[bool, datetime, int]:
-    at = report.last_exit.at if report.last_exit is not None else report.since
-    return (not outdated(report), at, report.rank)
+def _first_to_go(report: ShardReport) -> tuple[bool, bool, datetime, int]:
+    """A kill explains what others end of, in whatever order their ends were seen; else who went wrong first. That a rank got not
+    ready counts from when that was found, not from when its process was gone; the signal that its agent ended it with
+    counts for nothing."""
+    ended = report.last_exit
+    failed_at = report.failed_at or (ended.at if ended is not None else report.since)
+    by_itself = ended is not None and ended.at <= failed_at
+    killed = by_itself and ended is not None and (ended.signal == KILLED or ended.out_of_memory)
+    return (not outdated(report), not killed, failed_at, report.rank)
 
 
 _OFFLINE = {
@@ -218,6 +227,12 @@ def evicted_text(evicted: Evicted) -> str:
     """Of one that has no copy because it made room for another, and is no failure."""
     commit = f"commit {evicted.commit[:10]}, " if evicted.commit else ""
     return f"waits for room: evicted for {evicted.made_room_for} ({commit}serial {evicted.serial})"
+
+
+def brought_by(held: Held) -> str:
+    """``commit 1f0c9a2b3d by Ann <ann@example.org>``: what brought the spec that is held; empty where that is not known."""
+    by = f" by {held.author}" if held.author else ""
+    return f"commit {held.commit[:10]}{by}" if held.commit else ""
 
 
 def rank_text(shard: SeenShard) -> str:
