@@ -52,8 +52,9 @@ tests: install
 	@scripts/test-packages.sh
 	$(PYTEST) --numprocesses $(WORKERS) --dist worksteal $(LONG)
 
-sim: install ## simulated histories: make sim SEEDS=2000 START=0
+sim: install ## simulated histories: make sim SEEDS=2000 START=0 HOURS=72
 	$(BIN)/python -m tests.sim.main --seeds $(or $(SEEDS),2000) --start $(or $(START),0) --processes $(or $(PROCESSES),2)
+	$(PYTEST) tests/sim/test_serving.py --numprocesses $(or $(PROCESSES),2) --sim-hours $(or $(HOURS),72)
 
 chaos: install ## real faults on real machines in namespaces, as root: make chaos FAULTS=200 SEED=7
 	$(BIN)/python -m tests.chaos.main --faults $(or $(FAULTS),200) $(if $(SEED),--seed $(SEED))

@@ -13,6 +13,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("simulation")
     group.addoption("--sim-seeds", type=int, default=200, help="how many seeded histories to play")
     group.addoption("--sim-start", type=int, default=0, help="the first seed")
+    group.addoption("--sim-hours", type=int, default=2, help="how many hours `serve` is simulated for")
     parser.getgroup("llmgw").addoption("--long", action="store_true", help="run the tests marked long too")
 
 

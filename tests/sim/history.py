@@ -108,8 +108,8 @@ async def _play(history: History, draw: int, opened: OpenStore | None, worlds: l
         world.close()
 
 
-async def _peace(world: World) -> None:
-    """Faults end; passes go on until nothing is left to do."""
+def faults_end(world: World) -> None:
+    """Whatever was broken is whole again; who was down comes up."""
     world.told("PEACE")
     world.store.trouble = ""
     for node in world.nodes.values():
@@ -128,6 +128,11 @@ async def _peace(world: World) -> None:
         if node.agent is not None:
             node.agent.crash_in(0)
         node.come_up()
+
+
+async def _peace(world: World) -> None:
+    """Faults end; passes go on until nothing is left to do."""
+    faults_end(world)
     running = list(world.controllers.running)
     if running:
         _, late = await asyncio.wait(running, timeout=600)
@@ -186,8 +191,9 @@ async def _nothing_to_do(world: World, when: str) -> None:
     for text in plan.waiting:
         world.violate(f"{when}: waits: {text}")
     blocked = {change.model for change in plan.blocked}
-    serving = world.invariants.serving()
-    wish = world.commits.wishes[-1]
+    record, wish = world.store.record, world.commits.wishes[-1]
+    managed = record.replicas.keys() if record is not None else frozenset()
+    serving = {name: found & managed for name, found in world.invariants.serving().items()}
     for model in wish.models:
         there = len(serving.get(model.name, set()))
         if model.name not in blocked and there != model.replicas:
@@ -195,9 +201,13 @@ async def _nothing_to_do(world: World, when: str) -> None:
                 f"{when}: {there} of {model.replicas} replicas of {model.name} serve, and nothing is blocked"
             )
     _have_their_adapters(world, (it for it in wish.models if it.name not in blocked), when)
-    for name in serving:
-        if wish.model(name) is None and name not in blocked:
+    for name, there_still in serving.items():
+        if there_still and wish.model(name) is None and name not in blocked:
             world.violate(f"{when}: {name} is not in Git and serves on")
+    if not blocked:
+        world.invariants.empty(
+            {name for name in world.nodes if name not in {it.name for it in wish.nodes if not it.drain}}, when
+        )
 
 
 def _have_their_adapters(world: World, models: Iterable[ModelWish], when: str) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from random import Random
 
 from tests.sim.commits import edited, first_wish, with_adapters, with_gangs
-from tests.sim.deeds import APPLIES, FATE, Event
+from tests.sim.deeds import APPLIES, FATE, HANDS, Event
 from tests.sim.history import History
 
 
@@ -19,13 +19,15 @@ def make(seed: int) -> History:
             text, wish = edited(rng, wish)
             events.append(Event(kind="commit", text=text, wish=wish, gap=rng.choice((0.0, 0.0, 3.0))))
         if rng.random() < 0.5:
-            events.append(_event(rng, rng.choice(FATE), gaps=(0.0, 0.0, 0.5, 3.0)))
-        events.append(_event(rng, rng.choice(APPLIES), gaps=(0.0, 0.5, 3.0, 10.0)))
+            events.append(event_of(rng, rng.choice(FATE), gaps=(0.0, 0.0, 0.5, 3.0)))
+        events.append(event_of(rng, rng.choice(APPLIES), gaps=(0.0, 0.5, 3.0, 10.0)))
         if rng.random() < 0.5:
-            events.append(_event(rng, rng.choice(FATE), gaps=(0.0, 0.5, 3.0, 40.0)))
+            events.append(event_of(rng, rng.choice(FATE), gaps=(0.0, 0.5, 3.0, 40.0)))
+        if rng.random() < 0.2:
+            events.append(event_of(rng, rng.choice(HANDS), gaps=(0.0, 3.0, 40.0)))
         if rng.random() < 0.5:
             kind = rng.choice(("settle a while", "apply", "apply twice"))
-            events.append(_event(rng, kind, gaps=(0.0, 10.0, 40.0, 130.0)))
+            events.append(event_of(rng, kind, gaps=(0.0, 10.0, 40.0, 130.0)))
     history = History(seed=seed, start=start, events=tuple(events), allow_prune=rng.random() < 0.7)
     return _with_gangs(history) if seed % 3 == 1 else history
 
@@ -50,7 +52,7 @@ def adapted(history: History) -> History:
     return replace(history, start=with_adapters(history.start, 1), events=tuple(events))
 
 
-def _event(rng: Random, kind: str, *, gaps: Sequence[float]) -> Event:
+def event_of(rng: Random, kind: str, *, gaps: Sequence[float]) -> Event:
     seconds = {
         "apply": rng.choice((0.0, 0.0, 0.2, 3.0)),  # 0: until it has ended
         "apply crashes": 0.0,
@@ -83,7 +85,7 @@ def _event(rng: Random, kind: str, *, gaps: Sequence[float]) -> Event:
         kind="apply" if kind == "apply crashes" else kind,
         node=rng.randint(1, 4),
         seconds=seconds,
-        calls=calls if kind in FATE or crashes else 0,
+        calls=calls if kind in (*FATE, *HANDS) or crashes else 0,
         at_work=rng.random() < 0.7,
         gap=rng.choice(gaps),
     )

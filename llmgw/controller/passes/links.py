@@ -15,7 +15,7 @@ class Links:
     """At most one connection a node. ``fleet`` None: not named yet, so that looking claims no node."""
 
     def __init__(self, transports: Mapping[str, Transport]) -> None:
-        self._transports = transports
+        self.transports = transports
         self._open: dict[str, Link] = {}
         self._ways: dict[str, object] = {}
         self._opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -70,11 +70,11 @@ class Links:
         await asyncio.gather(*(_close(link) for link in links))
 
     def _transport(self, node: DesiredNode) -> Transport:
-        transport = self._transports.get(node.spec.transport)
+        transport = self.transports.get(node.spec.transport)
         if transport is None:
             raise StalledError(
                 f"node {node.name}: transport {node.spec.transport} is not supported here: "
-                f"use one of {', '.join(sorted(self._transports))}"
+                f"use one of {', '.join(sorted(self.transports))}"
             )
         return transport
 

@@ -8,6 +8,7 @@ from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.aftermath import became_of
 from llmgw.controller.passes.difference import any_news, sentences, weighty
 from llmgw.controller.passes.halt import Halt
+from llmgw.controller.passes.keyring import drop_unneeded
 from llmgw.controller.passes.lease import crashed_pass, wait_for_turn
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.prepare import Prepared, Wish, plan_again, prepare
@@ -35,7 +36,8 @@ async def one_pass(
 ) -> PassResult:
     """Raises HeldError (somebody else is applying), StaleError (a saved plan's world has moved), StalledError and
     RetryError (nothing was commanded). What goes wrong on nodes stands in the result."""
-    await wait_for_turn(fleet, timeout=request.lock_timeout, halt=halt)
+    if request.lock_timeout:
+        await wait_for_turn(fleet, timeout=request.lock_timeout, halt=halt)
     async with fleet.lock(request.lock_timeout):
         try:
             result = await _attempt(fleet, request, links=links, halt=halt, progress=progress)
@@ -44,6 +46,9 @@ async def one_pass(
             result = await _second_attempt(fleet, request, links=links, halt=halt, progress=progress)
     if request.recorded is not None and result.record.last_pass is not None:
         request.recorded(result.record)
+    if not result.unrecorded:
+        for key in drop_unneeded(fleet, result.record):
+            progress.said(f"every key is made from secret {result.record.key_id} now: {key} is removed")
     return result
 
 
@@ -59,12 +64,12 @@ async def _second_attempt(
 async def _attempt(
     fleet: Fleet, request: PassRequest, *, links: Links, halt: Halt, progress: Progress
 ) -> PassResult:
-    prepared = await prepare(fleet, request.wish, links, check=partial(_check_continued, request))
+    prepared = await prepare(fleet, request.wish, links, check=partial(_check_turn, fleet, request))
     prepared = await _take_over(fleet, request.wish, prepared, progress)
     plan = prepared.plan
     if request.saved is not None:
         await check_fresh(fleet, request.saved, prepared)
-        plan = request.saved.plan
+        plan = prepared.plan if prepared.plan.frozen else request.saved.plan
     if request.instead is not None:
         plan = request.instead(prepared)
     if not plan.commands:
@@ -87,8 +92,10 @@ async def _attempt(
     return await work.carry_out(links=links, halt=halt, progress=progress)
 
 
-def _check_continued(request: PassRequest, stored: Stored, commit: Commit | None) -> None:
+def _check_turn(fleet: Fleet, request: PassRequest, stored: Stored, commit: Commit | None) -> None:
+    """Nobody else is at work, and nobody else has gone on with what this pass continues: known before a node is asked."""
     record = stored.record
+    crashed_pass(record, holder=fleet.holder, now=fleet.clock.now(), instance=fleet.instance)
     if request.continues is None or record is None or record.serial <= request.continues:
         return
     if record.commit is not None and record.commit != commit:
@@ -113,7 +120,7 @@ async def _take_over(fleet: Fleet, wish: Wish, prepared: Prepared, progress: Pro
     record = prepared.record
     if left is not None:
         record = recording.end(record, left, results, prepared.observed, now=now)
-    record = recording.observe(record, prepared.observed, now)
+    record = recording.observe(record, prepared.observed, now, grace=prepared.grace)
     ended = replace(
         crashed,
         outcome=Outcome.RECOVERED,
@@ -149,7 +156,7 @@ async def _note_news(fleet: Fleet, prepared: Prepared) -> Record:
     if stored.record is None:
         return before
     now = fleet.clock.now()
-    record = recording.observe(before, prepared.observed, now)
+    record = recording.observe(before, prepared.observed, now, grace=prepared.grace)
     journal = happened(prepared.observed)
     if not journal and not any_news(before, record):
         return before

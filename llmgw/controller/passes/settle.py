@@ -89,7 +89,7 @@ def _onward(request: PassRequest, last: PassResult) -> PassRequest:
         approve=None,
         continues=last.record.serial,
         lock_timeout=max(request.lock_timeout, TURN_TIMEOUT),
-        wish=replace(request.wish, commit=last.prepared.desired.commit),
+        wish=replace(request.wish, commit=last.prepared.desired.commit, replaced=()),
     )
 
 
@@ -127,7 +127,7 @@ class _SoFar:
         if last.unrecorded or last.halted:
             return True
         if not last.plan.commands:
-            return not last.plan.waiting
+            return last.plan.frozen or not last.plan.waiting
         return self._same >= SAME_AGAIN or self._fruitless >= FAILING_PASSES
 
     def patience(self) -> float:
@@ -137,15 +137,16 @@ class _SoFar:
         return next_look(self.last)
 
 
-def next_look(last: PassResult) -> float:
-    """Seconds until there is something to look for after a pass that went well, if nobody tells of it before."""
+def next_look(last: PassResult, *, patience: float = LOOK_AGAIN) -> float:
+    """Seconds until there is something to look for after a pass that went well, if nobody tells of it before; at most
+    ``patience``."""
     opened = {StepKind.BOOTSTRAP, StepKind.PUBLISH}
     done = set(last.done)
     if any(step.kind in opened for step in last.plan.commands if step.id in done):
         return 0  # what comes after can be done at once
     plan = last.plan
-    pause = (plan.due - plan.created).total_seconds() if plan.due is not None else LOOK_AGAIN
-    return min(max(pause, 0), LOOK_AGAIN)
+    pause = (plan.due - plan.created).total_seconds() if plan.due is not None else patience
+    return min(max(pause, 0), patience)
 
 
 def _fruitless(result: PassResult) -> bool:

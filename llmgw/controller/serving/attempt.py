@@ -27,9 +27,12 @@ from llmgw.model import exitcode
 from llmgw.model.ids import Commit
 from llmgw.model.plan import AWAITS, StepOutcome
 from llmgw.model.problems import HeldError, InvalidError, LlmgwError, StalledError
-from llmgw.model.record import Record
+from llmgw.model.record import Outcome, Record
 
 log = logging.getLogger("llmgw.serve")
+
+STANDS_BY = 60.0
+"""Seconds until a pass looks by itself at what is on its way: streams tell of it, and this is for what they can't tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,15 +150,18 @@ class Attempts:
         )
         last = self._last(
             cause,
-            ended=result.outcome.value if result.outcome is not None else NOTHING,
+            ended=_word(settled),
             code=told.code,
-            sentence=_sentence(result, told),
+            sentence=_sentence(settled, told),
             commit=result.prepared.desired.commit,
         )
         last = replace(last, serial=result.record.serial, errors=told.errors)
         quiet = not result.plan.commands and not result.plan.waiting and result.plan.due is None
         return Attempted(
-            last=last, result=result, steps=dict(steps), look=None if quiet else next_look(result)
+            last=last,
+            result=result,
+            steps=dict(steps),
+            look=None if quiet else next_look(result, patience=STANDS_BY),
         )
 
     def _failed(self, cause: Cause, error: Exception, *, commit: Commit | None = None) -> Attempted:
@@ -197,8 +203,15 @@ def _problems(error: Exception) -> tuple[str, ...]:
     return (str(error),)
 
 
-def _sentence(result: PassResult, told: Verdict) -> str:
+def _word(settled: Settled) -> str:
+    if settled.last.outcome is not None:
+        return settled.last.outcome.value
+    return Outcome.DONE.value if settled.worked else NOTHING
+
+
+def _sentence(settled: Settled, told: Verdict) -> str:
     """One line for people: what was done, and what is not as it should be."""
+    result = settled.last
     done = [step for step in result.plan.commands if step.id in set(result.done)]
     parts = [sentence(done, past=True)] if done else []
     if result.halted:
@@ -209,7 +222,9 @@ def _sentence(result: PassResult, told: Verdict) -> str:
     if result.plan.blocked:
         parts.append(f"{plural(len(result.plan.blocked), 'change')} blocked")
     if not parts:
-        parts.append("nothing to do" if not result.plan.commands else "nothing was done")
+        passes = plural(settled.passes, "pass", "passes")
+        nothing = f"everything is as it should be after {passes}" if settled.worked else "nothing to do"
+        parts.append(nothing if not result.plan.commands else "nothing was done")
     if result.plan.waiting and not done:
         parts.append(f"on its way: {result.plan.waiting[0]}" + _more(result.plan.waiting))
     if told.errors and not (wrong or result.halted or result.plan.blocked):

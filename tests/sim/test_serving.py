@@ -1,0 +1,166 @@
+"""`serve` for hours of a pretended fleet's life, with commits, webhooks and everything that breaks: it never ends by itself, brings the fleet to
+rest when the faults end, and keeps nothing of what it has been through.
+
+``make sim HOURS=…`` plays as many hours as one likes; `make test` a few.
+"""
+
+import asyncio
+import gc
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from llmgw.controller.fleet import Fleet
+from llmgw.controller.passes.halt import Halt
+from llmgw.controller.passes.links import Links
+from llmgw.controller.passes.prepare import Prepared
+from llmgw.controller.passes.values import PassResult
+from llmgw.controller.serving.attempt import Attempted
+from llmgw.controller.serving.hints import Hints
+from llmgw.controller.serving.loop import Loop, Pace
+from llmgw.controller.serving.snapshot import HELD, Event, PassEnded, Snapshot, Snapshots
+from llmgw.model.record import Outcome
+from llmgw.model.report import Observed
+from tests.sim.commits import edited, first_wish
+from tests.sim.controllers import broken
+from tests.sim.deeds import DEEDS, FATE
+from tests.sim.history import faults_end, look_closely
+from tests.sim.loop import START, VirtualLoop, run
+from tests.sim.making import event_of
+from tests.sim.world import World
+
+HOUR = 3600.0
+FILES = Path("/proc/self/fd")
+GAPS = (5.0, 30.0, 120.0, 400.0)
+"""Seconds between two things that happen."""
+REST = 1800.0
+"""Seconds in which the fleet must have come to rest when nothing breaks any more."""
+HELD_BACK = (PassResult, Prepared, Observed, Attempted)
+"""What a pass makes, all of it large. The newest is kept, and the one before, to compare them."""
+MOST_HELD = 4
+MOST_PASSES = 120
+"""In an hour, give or take: every fault and commit leads to some, and nothing to a flood of them."""
+
+
+class Day:
+    """One `serve` in one world, and what it kept at each hour's end."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = Random(seed)
+        self.seed = seed
+        self.hints = Hints()
+        self.snapshots = Snapshots(Snapshot(started=START, version="0", fleet="sim", holder="ann@desk"))
+        self.stop = Halt()
+        self.ends: Counter[str] = Counter()
+        self.tasks: list[int] = []
+        self.violations: list[str] = []
+        self.actions: tuple[str, ...] = ()
+
+    def told(self, event: Event) -> None:
+        if isinstance(event, PassEnded):
+            self.ends[event.last.ended] += 1
+
+    async def serve(self, fleet: Fleet, links: Links, halt: Halt) -> None:
+        loop = Loop(
+            replace(fleet, transports=links.transports),
+            pace=Pace(poll=30.0, jitter=3.0, resync=300.0),
+            snapshots=self.snapshots,
+            hints=self.hints,
+            rng=self.rng,
+            observers=(self,),
+        )
+        await loop.run(self.stop)
+
+    async def live(self, hours: int) -> None:
+        wish = first_wish(self.rng)
+        world = World(self.rng, wish, allow_prune=False)
+        try:
+            serving = world.controllers.begin("ann@desk", self.serve)
+            for _ in range(hours):
+                until = world.loop.elapsed + HOUR
+                while world.loop.elapsed < until:
+                    if self.rng.random() < 0.3:
+                        _, wish = edited(self.rng, wish)
+                        world.commits.add(wish)
+                    if self.rng.random() < 0.3:
+                        self.hints.hint("webhook", "webhook forge")
+                    event = event_of(self.rng, self.rng.choice(FATE), gaps=GAPS)
+                    world.told(f"EVENT {event}")
+                    await DEEDS[event.kind](world, event)
+                    await asyncio.sleep(event.gap)
+                    assert not serving.done(), "it ended by itself"
+                    if world.violations:
+                        break
+                self._weigh()
+            if not world.violations:
+                await self._rests(world)
+            self.stop.now(Outcome.INTERRUPTED, "the day is over")
+            await asyncio.wait({serving}, timeout=600)
+            assert serving.done(), "it does not stop"
+        finally:
+            self.violations = world.violations
+            self.actions = tuple(world.actions)
+            world.close()
+
+    def _weigh(self) -> None:
+        gc.collect()
+        self.tasks.append(len(asyncio.all_tasks()))
+        held = Counter(type(one) for one in gc.get_objects() if type(one) in HELD_BACK)
+        assert max(held.values(), default=0) <= MOST_HELD, f"it keeps what passes made: {held}"
+
+    async def _rests(self, world: World) -> None:
+        """By nothing but `serve` itself."""
+        faults_end(world)
+        await asyncio.sleep(REST)
+        await look_closely(world)
+        last = self.snapshots.now.last_pass
+        assert last is not None
+        if last.code not in (0, 6) or self.snapshots.now.source_error:
+            world.violate(f"serve is not well: {last}")
+
+
+@contextmanager
+def errors_are_telling(day: Day) -> Iterator[None]:
+    """That steps fail is what faults are for, and `serve` logs it; an exception that nobody expected is another matter."""
+
+    class Broke(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            error = record.exc_info[1] if record.exc_info else None
+            if isinstance(error, BaseException):
+                day.violations.append(f"{record.getMessage()}: {broken(error)}")
+
+    logger = logging.getLogger("llmgw.serve")
+    handler = Broke()
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.propagate = True
+        logger.removeHandler(handler)
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("seed", range(2))
+def test_serve_lives_through_everything_and_keeps_nothing(seed: int, request: pytest.FixtureRequest) -> None:
+    hours: int = request.config.getoption("--sim-hours")
+    day = Day(seed)
+    threads, files = threading.active_count(), len(list(FILES.iterdir()))
+    with errors_are_telling(day):
+        run(day.live(hours), VirtualLoop())
+    told = [f"seed {seed}:", *day.violations[:10], "The last actions:", *day.actions[-40:]]
+    assert not day.violations, "\n".join(told)
+    passes = day.ends.total()
+    assert hours * 12 <= passes <= hours * MOST_PASSES, day.ends
+    assert day.ends["done"] + day.ends["accepted"] >= hours
+    assert day.ends[HELD] == 0
+    assert max(day.tasks[1:]) <= max(day.tasks[0], 60), f"tasks at each hour's end: {day.tasks}"
+    assert threading.active_count() <= threads
+    assert len(list(FILES.iterdir())) <= files
