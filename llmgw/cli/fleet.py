@@ -30,6 +30,7 @@ from llmgw.controller.passes.values import PassRequest
 from llmgw.controller.passes.verdict import verdict
 from llmgw.controller.repo.state_branch import UnreadableRecordError
 from llmgw.core.amounts import plural
+from llmgw.core.show.markdown import plan_markdown, problems_markdown
 from llmgw.model.plan import Plan
 from llmgw.model.problems import HeldError, StaleError
 from llmgw.model.units import duration
@@ -92,6 +93,7 @@ def _wishes(command: Command) -> Command:
 @click.option(
     "--json", "json_wanted", is_flag=True, help="Print the plan as JSON (schemas/plan.schema.json)."
 )
+@click.option("--markdown", is_flag=True, help="Print it as Markdown, for a comment on a pull request.")
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="Keep the plan, to apply exactly this."
 )
@@ -112,28 +114,45 @@ def plan(asked: Asked, /, **options: Any) -> int:
     \b
     llmgw plan
     llmgw plan --out plan.json && llmgw apply plan.json
-    llmgw plan --offline --detailed-exitcode      # in a pull request's check
+    llmgw plan --offline --markdown               # in a pull request's check
     """  # noqa: D301 - click wants the character itself
     return run(show_plan(asked, **options))
+
+
+@contextmanager
+def _problems_as(*, markdown: bool) -> Iterator[None]:
+    """Who reads a comment must find there what is wrong, too."""
+    try:
+        yield
+    except InvalidError as wrong:
+        if markdown:
+            output.say(problems_markdown(wrong.problems))
+        raise
 
 
 async def show_plan(
     asked: Asked,
     *,
     json_wanted: bool = False,
+    markdown: bool = False,
     out: Path | None = None,
     show_commands: bool = False,
     detailed_exitcode: bool = False,
     commit: str | None = None,
     **wished: Any,
 ) -> int:
+    if json_wanted and markdown:
+        raise click.UsageError("--json and --markdown are two ways to print the same: choose one")
     async with fleet_of(asked) as (opened, links):
         wish = await _wish(opened, commit=commit, **wished)
-        prepared = await prepare(opened.fleet, wish, links)
+        with _problems_as(markdown=markdown):
+            prepared = await prepare(opened.fleet, wish, links)
         left_out = await _uncommitted(opened, wish)
     made = saved_plans.with_wish(prepared.plan, wish)
     if json_wanted:
         output.say(json.dumps(saved_plans.document(made), ensure_ascii=False))
+    elif markdown:
+        output.say(plan_markdown(made, show_commands=show_commands))
     else:
         output.say(plan_text(made, show_commands=show_commands))
     _tell_open_pass(prepared)
@@ -142,7 +161,7 @@ async def show_plan(
     if out is not None:
         saved_plans.save(made, out)
         output.note(f"Saved to {out}. To do exactly this: llmgw apply {out}")
-    elif made.commands and not json_wanted and not wish.offline and wish.worktree is None:
+    elif made.commands and not (json_wanted or markdown) and not wish.offline and wish.worktree is None:
         output.note(
             "To do this: llmgw apply. To do exactly this later: llmgw plan --out FILE, llmgw apply FILE"
         )

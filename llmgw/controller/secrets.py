@@ -6,6 +6,7 @@ Secrets are read when they are needed and sent, and stand in no argument, log, r
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import stat
 from collections.abc import Mapping
@@ -23,6 +24,9 @@ from llmgw.redaction import MASK, Redactor
 SECRET_VARIABLE = "LLMGW_SECRET"  # noqa: S105 - the variable's name, not what it holds
 SHORTEST = 32  # characters; what we make has 64 hex digits
 _MAX_SECRET = 4096  # bytes
+MOST_KEPT = 64
+"""Earlier secrets that are looked at; more than one or two means that somebody collects them."""
+_KEY_ID = re.compile(r"^[0-9a-f]{8}$")
 _MAX_VALUE = 64 * 1024  # bytes of a file that holds one value; the longest are certificates
 
 
@@ -71,10 +75,91 @@ class SecretStore:
             return found
         return self._learnt(ensure_secret(self.path, work_tree=self.work_tree, git=self.git))
 
+    def kept(self) -> Mapping[str, bytes]:
+        """Earlier ones, each in a file named after its key id beside the newest."""
+        found: dict[str, bytes] = {}
+        for file in sorted(self.path.parent.glob(f"{self.path.name}.*"))[:MOST_KEPT]:
+            name = file.name.removeprefix(f"{self.path.name}.")
+            if _KEY_ID.match(name):
+                refuse_in_git(file, work_tree=self.work_tree, git=self.git)
+                secret = self._learnt(_read_secret(file))
+                if key_id(secret) == name:
+                    found[name] = secret
+        return found
+
+    def rotate(self) -> str:
+        """Cut off anywhere, either the old one or the new one is in force, and the old one is kept. StalledError where the
+        secret does not come from a file."""
+        if self.given is not None:
+            raise StalledError(
+                f"rotating the fleet secret: it comes from {SECRET_VARIABLE}, which this command can't change: take the "
+                f"variable away and put its content into {self.path} (mode 0600), then rotate"
+            )
+        old = self.load()
+        if old is None:
+            raise StalledError(
+                f"rotating the fleet secret: {self.path} is not there: rotate where it is, or make the first one with `llmgw apply`"
+            )
+        kept = self.path.with_name(f"{self.path.name}.{key_id(old)}")
+        refuse_in_git(kept, work_tree=self.work_tree, git=self.git)
+        try:
+            if not os.path.lexists(kept):
+                os.link(self.path, kept)
+            fresh = _written_beside(self.path)
+            fresh.replace(self.path)
+        except OSError as wrong:
+            raise StalledError(
+                f"rotating the fleet secret {self.path}: {wrong.strerror or wrong}: give the right to write beside it"
+            ) from wrong
+        return key_id(self._learnt(_read_secret(self.path)))
+
+    def drop(self, key: str) -> None:
+        try:
+            Path(self.place_of(key)).unlink(missing_ok=True)
+        except OSError as wrong:
+            raise StalledError(
+                f"removing the earlier fleet secret {self.place_of(key)}: {wrong.strerror or wrong}: remove it by hand"
+            ) from wrong
+
+    def place_of(self, key: str) -> str:
+        return str(self.path.with_name(f"{self.path.name}.{key}"))
+
     def _learnt(self, secret: bytes) -> bytes:
         if self.redactor is not None:
             self.redactor.learn(secret)
         return secret
+
+
+class MemorySecret:
+    """A fleet secret that no file holds: for simulations and tests."""
+
+    place = "memory"
+
+    def __init__(self, secret: bytes | None) -> None:
+        self.secret = secret
+        self.earlier: dict[str, bytes] = {}
+
+    def load(self) -> bytes | None:
+        return self.secret
+
+    def make(self) -> bytes:
+        self.secret = self.secret or secrets.token_hex(32).encode()
+        return self.secret
+
+    def kept(self) -> Mapping[str, bytes]:
+        return dict(self.earlier)
+
+    def rotate(self) -> str:
+        old = self.make()
+        self.earlier[key_id(old)] = old
+        self.secret = hashlib.sha256(old).hexdigest().encode()  # the same in every run of a simulation
+        return key_id(self.secret)
+
+    def drop(self, key: str) -> None:
+        self.earlier.pop(key, None)
+
+    def place_of(self, key: str) -> str:
+        return f"memory.{key}"
 
 
 def ensure_secret(path: Path, *, work_tree: Path | None = None, git: Git | None = None) -> bytes:
@@ -96,19 +181,28 @@ def ensure_secret(path: Path, *, work_tree: Path | None = None, git: Git | None 
 
 def _create(path: Path) -> None:
     """Whole or not at all, and never over one that is there: two at once end up with the same secret."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    beside = _written_beside(path)
     try:
-        try:
-            os.write(descriptor, f"{secrets.token_hex(32)}\n".encode())
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
         os.link(beside, path)
     except FileExistsError:
         pass  # somebody else was first
     finally:
         beside.unlink()
+
+
+def _written_beside(path: Path) -> Path:
+    """A new secret in a file of its own."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(descriptor, f"{secrets.token_hex(32)}\n".encode())
+        os.fsync(descriptor)
+    except OSError:
+        beside.unlink()
+        raise
+    finally:
+        os.close(descriptor)
+    return beside
 
 
 def _read_secret(path: Path) -> bytes:

@@ -12,6 +12,7 @@ from llmgw.manifests.folder import read_folder
 from llmgw.manifests.load import facts_paths, load
 from llmgw.model.desired import Desired
 from llmgw.model.ids import Commit
+from llmgw.model.manifest import Manifests
 from llmgw.model.problems import Where
 
 AUTHOR = 200
@@ -50,10 +51,7 @@ class GitSource:
         if self._last is not None and self._last[:2] == (commit, key_id):
             return self._last[2]
         signer = await self._vouch(commit)
-        tree = await self._mirror.tree(commit)
-        if wanted := facts_paths(_files(tree), links=tree.links, path=tree.path):
-            tree = await self._mirror.tree(commit, tree.path, extra=wanted)
-        manifests = load(_files(tree), commit=commit, links=tree.links, path=tree.path)
+        manifests = await manifests_of(self._mirror, commit)
         desired = replace(
             resolve(manifests, key_id=key_id, adapters=self._adapters),
             author=(await self._mirror.author_of(commit))[:AUTHOR],
@@ -73,6 +71,14 @@ class GitSource:
 
     async def who_wrote(self, commit: Commit, where: Where) -> str:
         return await who_wrote(self._mirror.objects, commit, where)
+
+
+async def manifests_of(mirror: Mirror, commit: Commit) -> Manifests:
+    """What a commit says, whoever signed it. InvalidError with every problem of every file."""
+    tree = await mirror.tree(commit)
+    if wanted := facts_paths(_files(tree), links=tree.links, path=tree.path):
+        tree = await mirror.tree(commit, tree.path, extra=wanted)
+    return load(_files(tree), commit=commit, links=tree.links, path=tree.path)
 
 
 def _files(tree: Tree) -> Mapping[str, bytes]:

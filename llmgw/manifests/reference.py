@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from llmgw.core.resolving.notyet import NOT_YET
 from llmgw.manifests import schema
 from llmgw.model.manifest import KINDS
 from llmgw.model.problems import InvalidError, Problem
@@ -50,7 +49,6 @@ class Field:
     default: str | None = None
     example: str | None = None
     children: tuple[str, ...] = ()
-    not_yet: str | None = None
 
 
 def fields(kind: str) -> Iterator[Field]:
@@ -95,7 +93,6 @@ def _walk(
     if node.get("type") == "array":
         _, inner = _resolved(whole, node["items"])
     properties = {} if named in _LEAVES else inner.get("properties", {})
-    kind, _, rest = path.partition(".")
     yield Field(
         path=path,
         type=_type(whole, node, named),
@@ -104,7 +101,6 @@ def _walk(
         default=_json(node["default"]) if "default" in node else None,
         example=_json(node["examples"][0]) if node.get("examples") else None,
         children=tuple(properties),
-        not_yet=next((instead for of, at, _, instead in NOT_YET if (of, at) == (kind, rest)), None),
     )
     for name, child in properties.items():
         yield from _walk(whole, child, f"{path}.{name}", required=name in inner.get("required", ()))
@@ -156,8 +152,6 @@ def explanation(path: str) -> str:
     if found.default is not None:
         facts.append(f"default {found.default}")
     lines = [found.path, f"  {'; '.join(facts)}", "", f"  {found.description}"]
-    if found.not_yet is not None:
-        lines += ["", f"  Not supported yet: {found.not_yet}."]
     if found.children:
         width = max(len(name) for name in found.children) + 2
         lines += ["", "  Fields:"]
@@ -209,8 +203,6 @@ def table(kind: str) -> str:
             "**required**" if found.required else f"`{found.default}`" if found.default is not None else ""
         )
         meaning = found.description
-        if found.not_yet is not None:
-            meaning += f" *Not supported yet: {found.not_yet}.*"
         if found.example is not None and not found.children:
             meaning += f" Example: `{as_yaml(found.example)}`"
         lines.append(f"| `{name}` | {found.type} | {default} | {meaning} |".replace("  ", " "))

@@ -73,9 +73,10 @@ class Change:
     placement: Decision | None = None
     where: Where | None = None
     outage: str = ""  # expected, in words; empty: none
-    lost: str | None = None  # the node that ``previous`` is given up with, without having been seen to stop
     would: Action | None = None  # what it would be, were changes not frozen
-    evicts: tuple[str, ...] = ()  # replicas of lower priority that go first, so that there is room for this one
+    evicts: tuple[
+        str, ...
+    ] = ()  # replicas of lower priority that go first, so that there is room for this one
     evicted_for: str = ""  # the address that this one makes room for, or has made room for
 
 

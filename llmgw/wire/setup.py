@@ -3,7 +3,7 @@ running agent says which settings it has."""
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from llmgw.model.ids import FleetId
 from llmgw.model.manifest import PortRange, Reserve
@@ -35,8 +35,9 @@ class AgentSettings:
     format: int = SETTINGS_FORMAT
 
     def digest(self, pretended: bytes = b"") -> str:
-        """Tells whether a running agent has the settings that it should have. A hash, because ``env`` holds secrets."""
-        return hashlib.sha256(codec.dumps(self) + b"\0" + pretended).hexdigest()
+        """Tells whether a running agent has the settings that it should have. A hash, because ``env`` holds secrets. Without
+        ``build``, which the bundle's own name tells."""
+        return hashlib.sha256(codec.dumps(replace(self, build="")) + b"\0" + pretended).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from llmgw.core.resolving.notyet import NOT_YET
 from llmgw.manifests import reference, schema, yamltext
 from llmgw.model.manifest import KINDS
 from llmgw.model.problems import InvalidError
@@ -32,10 +31,6 @@ def test_a_map_is_explained_with_its_fields() -> None:
     assert "  map\n" in text
     assert "    stop " in text
     assert "duration. From SIGTERM to SIGKILL." in text
-
-
-def test_what_is_not_supported_yet_says_so() -> None:
-    assert "Not supported yet: leave it out." in reference.explanation("Fleet.spec.suspend")
 
 
 @pytest.mark.parametrize("written", ["model.spec.replicas", "Model.replicas", "Model.spec.replicas."])
@@ -95,8 +90,3 @@ def test_examples_are_accepted_where_they_are_shown(found: reference.Field) -> N
         if "lacks" not in problem.what and "without" not in problem.what and "has none of" not in problem.what
     ]
     assert wrong == []
-
-
-def test_every_line_of_what_is_not_supported_yet_names_a_field() -> None:
-    for kind, path, _, instead in NOT_YET:
-        assert reference.field(f"{kind}.{path}").not_yet == instead

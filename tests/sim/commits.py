@@ -14,6 +14,7 @@ from llmgw.model.manifest import (
     Adapter,
     Duration,
     Engine,
+    FleetSpec,
     Gpus,
     Local,
     Manifest,
@@ -30,6 +31,7 @@ from llmgw.model.manifest import (
     Source,
     Spec,
     Timeouts,
+    Unreachable,
 )
 from llmgw.model.problems import StalledError, Where
 
@@ -50,6 +52,7 @@ class NodeWish:
     name: str
     gpus: int
     cordon: bool = False
+    drain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,8 @@ class ModelWish:
 class FleetWish:
     nodes: tuple[NodeWish, ...]
     models: tuple[ModelWish, ...]
+    suspend: bool = False
+    grace: int = 300  # seconds until what runs on a silent node is replaced elsewhere
 
     def model(self, name: str) -> ModelWish | None:
         return next((model for model in self.models if model.name == name), None)
@@ -99,7 +104,7 @@ def with_adapters(wish: FleetWish, turn: int) -> FleetWish:
 def first_wish(rng: Random) -> FleetWish:
     nodes = tuple(NodeWish(name=f"node{n}", gpus=rng.randint(0, 4)) for n in range(1, rng.randint(1, 4) + 1))
     models = tuple(_new_model(rng, name) for name in ("ant", "bee", "cat", "dog")[: rng.randint(1, 4)])
-    return FleetWish(nodes=nodes, models=models)
+    return FleetWish(nodes=nodes, models=models, grace=rng.choice((30, 90, 300)))
 
 
 def _new_model(rng: Random, name: str) -> ModelWish:
@@ -120,17 +125,20 @@ def _new_model(rng: Random, name: str) -> ModelWish:
 def edited(rng: Random, wish: FleetWish) -> tuple[str, FleetWish]:
     """What a person might commit next, in words and as a whole."""
     model = rng.choice(wish.models) if wish.models else None
-    kinds = ["add", "cordon", "node goes", "node comes"]
+    kinds = ["add", "cordon", "drain", "drain", "node goes", "node comes", "suspend"]
     if model is not None:
         kinds += ["flag", "flag", "flag", "scale", "scale", "remove", "break", "break", "mend", "priority"]
         kinds += ["label", "protect", "shape"]
     kind = rng.choice(kinds)
     if kind == "add" or model is None:
         return _added(rng, wish)
-    if kind == "cordon":
+    if kind in ("cordon", "drain"):
         node = rng.choice(wish.nodes)
-        nodes = tuple(replace(it, cordon=not it.cordon) if it == node else it for it in wish.nodes)
-        return f"{'uncordon' if node.cordon else 'cordon'} {node.name}", replace(wish, nodes=nodes)
+        on = not getattr(node, kind)
+        nodes = tuple(replace(it, **{kind: on}) if it == node else it for it in wish.nodes)
+        return f"{'' if on else 'un'}{kind} {node.name}", replace(wish, nodes=nodes)
+    if kind == "suspend":
+        return "resume" if wish.suspend else "suspend", replace(wish, suspend=not wish.suspend)
     if kind.startswith("node"):
         return _other_nodes(rng, wish, kind)
     if kind == "remove":
@@ -180,7 +188,7 @@ def _edited_model(rng: Random, model: ModelWish, kind: str) -> ModelWish:
 def manifests_of(wish: FleetWish, commit: Commit) -> Manifests:
     return Manifests(
         commit=commit,
-        fleet=None,
+        fleet=_manifest("Fleet", "sim", _fleet_spec(wish)),
         nodes=tuple(_manifest("Node", node.name, _node_spec(node)) for node in wish.nodes),
         profiles=tuple(_manifest("Profile", f"p-{it.name}", _profile_spec(it)) for it in wish.models),
         models=tuple(
@@ -203,6 +211,10 @@ def address_of(node: str) -> str:
     return f"10.0.0.{node.removeprefix('node')}"
 
 
+def _fleet_spec(wish: FleetWish) -> FleetSpec:
+    return FleetSpec(suspend=wish.suspend, unreachable=Unreachable(grace=Duration(wish.grace)))
+
+
 def _node_spec(node: NodeWish) -> NodeSpec:
     return NodeSpec(
         transport="local",
@@ -210,6 +222,7 @@ def _node_spec(node: NodeWish) -> NodeSpec:
         address=address_of(node.name),
         ports=PORTS,
         cordon=node.cordon,
+        drain=node.drain,
     )
 
 

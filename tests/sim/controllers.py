@@ -8,7 +8,7 @@ import asyncio
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +16,7 @@ from typing import Any, cast
 from llmgw.clock import Clock
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.nodes.transport import Link, Transport
+from llmgw.controller.passes.custody import Custody
 from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.prepare import Prepared, Wish, prepare
@@ -24,6 +25,7 @@ from llmgw.controller.passes.reconcile import one_pass
 from llmgw.controller.passes.settle import settle
 from llmgw.controller.passes.values import PassRequest, PassResult
 from llmgw.controller.repo.records import RecordStore
+from llmgw.controller.secrets import MemorySecret
 from llmgw.engines.registry import ADAPTERS
 from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts
@@ -47,16 +49,7 @@ Work = Callable[[Fleet, Links, Halt], Awaitable[PassResult | None]]
 """What a controller does with its life."""
 
 
-class FixedSecret:
-    """See controller.fleet.FleetSecret."""
-
-    place = "the simulation"
-
-    def load(self) -> bytes | None:
-        return b"a secret that is long enough for the purpose"
-
-    def make(self) -> bytes:
-        return b"a secret that is long enough for the purpose"
+SECRET = b"a secret that is long enough for the purpose"
 
 
 @dataclass(slots=True)
@@ -203,7 +196,28 @@ class Controllers:
 
     async def once(self, fleet: Fleet, links: Links, halt: Halt) -> PassResult:
         """One pass."""
-        return await one_pass(fleet, self._request(), links=links, halt=halt, progress=Silent())
+        return await self._pass(fleet, links, halt, self._request())
+
+    def once_with(self, **wish: Any) -> Work:
+        """One pass with what somebody asks for beside the commit; see prepare.Wish."""
+
+        async def work(fleet: Fleet, links: Links, halt: Halt) -> PassResult:
+            return await self._pass(fleet, links, halt, self._request(**wish))
+
+        return work
+
+    def takes(self, custody: Custody) -> Work:
+        """One pass by which somebody forgets or adopts what runs."""
+
+        async def work(fleet: Fleet, links: Links, halt: Halt) -> PassResult:
+            request = replace(self._request(), instead=custody.plan, amend=custody.amend)
+            return await self._pass(fleet, links, halt, request)
+
+        return work
+
+    @staticmethod
+    async def _pass(fleet: Fleet, links: Links, halt: Halt, request: PassRequest) -> PassResult:
+        return await one_pass(fleet, request, links=links, halt=halt, progress=Silent())
 
     def until_settled(self, patience: float) -> Work:
         """Passes as `apply --wait` makes them, until somebody presses Ctrl-C after so many seconds."""
@@ -220,8 +234,8 @@ class Controllers:
 
         return wait
 
-    def _request(self) -> PassRequest:
-        return PassRequest(wish=Wish(allow_prune=self.allow_prune))
+    def _request(self, **wish: Any) -> PassRequest:
+        return PassRequest(wish=Wish(allow_prune=self.allow_prune, **wish))
 
     async def look(self) -> Prepared:
         """What ``llmgw plan`` would see now."""
@@ -243,7 +257,7 @@ class Controllers:
             transports={},
             adapters=ADAPTERS,
             clock=machine.clock,
-            secret=FixedSecret(),
+            secret=MemorySecret(SECRET),
             lock=lambda timeout: machine.lock(timeout, life),
             first_id=FLEET,
             holder=machine.holder,

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmgw.controller.passes.keyring import Keyring
 from llmgw.controller.passes.saved import write_private
-from llmgw.controller.secrets import replica_key
 from llmgw.model.ids import digest
 from llmgw.model.problems import StalledError
 from llmgw.model.record import FORMAT, Endpoint, EndpointAdapter, Record
@@ -27,7 +27,7 @@ class Reachable:
     key: str
 
 
-def reachable(record: Record, secret: bytes, model: str | None = None) -> tuple[Reachable, ...]:
+def reachable(record: Record, keys: Keyring, model: str | None = None) -> tuple[Reachable, ...]:
     """Every published replica, or those of one model by name, served name, alias or adapter. StalledError names the models
     that there are when it is none of them."""
     chosen = [it for it in record.endpoints if model is None or model in _names(it)]
@@ -38,7 +38,7 @@ def reachable(record: Record, secret: bytes, model: str | None = None) -> tuple[
         there = ", ".join(sorted({it.model for it in record.endpoints})) or "none serves yet"
         raise StalledError(f"no model is called {model}; there is: {there}")
     chosen.sort(key=lambda it: (it.model, it.replica))
-    return tuple(Reachable(endpoint=it, key=replica_key(secret, it.replica)) for it in chosen)
+    return tuple(Reachable(endpoint=it, key=keys.key(it.replica, it.key_id)) for it in chosen)
 
 
 def _names(endpoint: Endpoint) -> tuple[str, ...]:

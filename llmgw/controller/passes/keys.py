@@ -6,7 +6,8 @@ They are looked up when they are sent and go nowhere else.
 from collections.abc import Callable, Mapping
 
 from llmgw.controller.fleet import Fleet
-from llmgw.controller.secrets import replica_key, resolve
+from llmgw.controller.passes.keyring import Keyring
+from llmgw.controller.secrets import resolve
 from llmgw.model.desired import Desired
 from llmgw.model.ids import ReplicaId
 from llmgw.model.launch import TOKEN, FetchSpec
@@ -17,15 +18,16 @@ from llmgw.model.record import Record
 
 
 def secrets_for(
-    fleet: Fleet, record: Record, desired: Desired, secret: bytes
+    fleet: Fleet, record: Record, desired: Desired, keys: Keyring
 ) -> Callable[[Step], Mapping[str, str]]:
-    """``record`` is the intent: it holds the spec that each replica is started with."""
+    """``record`` is the intent: it holds the spec that each replica is started with, and which secret its key is made from."""
 
     def of(step: Step) -> Mapping[str, str]:
         if step.fetch is not None:
             return _token(step.fetch, fleet)
         assert step.launch is not None
-        values: dict[str, str] = {"key": replica_key(secret, ReplicaId(step.launch.replica))}
+        replica = ReplicaId(step.launch.replica)
+        values: dict[str, str] = {"key": keys.key(replica, record.replicas[replica].spec.key_id)}
         for name in step.launch.secrets:
             reference = _reference(name, step, record, desired)
             if reference is None:

@@ -8,18 +8,21 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.execute import Errand, execute
 from llmgw.controller.passes.halt import Halt
+from llmgw.controller.passes.keyring import keyring
 from llmgw.controller.passes.keys import secrets_for
 from llmgw.controller.passes.lease import LEASE, Tenure
 from llmgw.controller.passes.links import Links
-from llmgw.controller.passes.prepare import Prepared, own_secret
+from llmgw.controller.passes.prepare import Prepared
 from llmgw.controller.passes.progress import Progress
 from llmgw.controller.passes.story import happened, intent_message, outcome_message
 from llmgw.controller.passes.values import PassRequest, PassResult
 from llmgw.controller.repo.records import LostRaceError
+from llmgw.core.amounts import at
 from llmgw.core.record import recording
 from llmgw.model.ids import Fence, digest
 from llmgw.model.plan import AWAITS, Plan, StepOutcome, StepResult
@@ -51,6 +54,11 @@ def pass_record(fleet: Fleet, prepared: Prepared, plan: Plan) -> PassRecord:
         started=now,
         lease_until=now + LEASE,
         instance=fleet.instance,
+        signer=plan.basis.signer,
+        diverged_from=plan.basis.diverged_from,
+        targets=plan.targets,
+        replaced=tuple(sorted(plan.replaced)),
+        override=plan.override,
     )
 
 
@@ -72,8 +80,12 @@ class Work:
             prepared.record, desired, self.plan, prepared.observed, pass_record=self.passed
         )
         if nodes_only:
-            seen = recording.observe(prepared.record, prepared.observed, self.passed.started)
+            seen = recording.observe(
+                prepared.record, prepared.observed, self.passed.started, grace=prepared.grace
+            )
             record = replace(record, models=seen.models, commit=prepared.record.commit)
+        if self.request.amend is not None:
+            record = self.request.amend(record, prepared)
         spent = prepared.record.spent_plans
         if self.request.saved is not None:
             spent = (*spent, self.request.saved.digest)[-SPENT_KEPT:]
@@ -98,7 +110,7 @@ class Work:
     async def carry_out(self, *, links: Links, halt: Halt, progress: Progress) -> PassResult:
         """Intent, commands, outcome."""
         fleet, prepared = self.fleet, self.prepared
-        secret = own_secret(fleet, prepared.record)
+        keys = keyring(fleet, prepared.record)
         intent = self._intent()
         message = intent_message(self.plan, self.passed, news=happened(prepared.observed))
         tenure = Tenure(fleet.store, plan=self.plan)
@@ -109,7 +121,7 @@ class Work:
             fence=Fence(fleet=intent.fleet, serial=intent.serial, intent=version),
             nodes=prepared.desired.nodes,
             links=links,
-            secrets=secrets_for(fleet, intent, prepared.desired, secret),
+            secrets=secrets_for(fleet, intent, prepared.desired, keys),
             holds_lease=lambda: tenure.holds(fleet.clock.now()),
         )
         async with _duties(self, tenure, halt):
@@ -151,10 +163,20 @@ class Work:
         while not await halt.sleep(NEWER_COMMIT_EVERY):
             try:
                 newest = await self.fleet.source.newest()
+                if newest != commit:  # one that must not be used, or can't be, supersedes nothing
+                    await self.fleet.source.desired(newest, key_id=self.prepared.record.key_id)
             except LlmgwError:
-                continue  # not reachable now: the commit at hand stands
+                continue  # or not reachable now: the commit at hand stands
             if newest != commit and await self.fleet.source.is_ancestor(commit, newest):
                 halt.now(Outcome.SUPERSEDED, f"commit {newest[:10]} is newer than {commit[:10]}")
+
+    async def closed(self, halt: Halt, until: datetime) -> None:
+        """Ends this pass at the next step when the time for changes is over."""
+        if not await halt.sleep(max((until - self.fleet.clock.now()).total_seconds(), 0)):
+            halt.now(
+                Outcome.INTERRUPTED,
+                f"the time for changes ended at {at(until)}: what is left waits for the next window",
+            )
 
 
 @asynccontextmanager
@@ -164,6 +186,8 @@ async def _duties(work: Work, tenure: Tenure, halt: Halt) -> AsyncIterator[None]
     pinned = work.request.wish.commit is not None or work.request.saved is not None
     if not pinned:
         duties.append(work.superseded(halt))
+    if (gate := work.plan.gate) is not None and gate.open and gate.until is not None:
+        duties.append(work.closed(halt, gate.until))
     tasks = [asyncio.create_task(duty) for duty in duties]
     try:
         yield

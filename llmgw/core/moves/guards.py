@@ -3,24 +3,37 @@
 from collections.abc import Iterable, Mapping
 
 from llmgw.core.amounts import plural
+from llmgw.core.moves.membership import is_older
 from llmgw.model.desired import Desired
 from llmgw.model.plan import Action, Change, Notice
 from llmgw.model.problems import StalledError
 from llmgw.model.record import ModelRecord, Record, ReplicaPhase, ReplicaRecord
 
 
-def refuse_other_secret(record: Record, key_id: str) -> None:
-    if record.key_id and key_id and record.key_id != key_id:
+def refuse_other_secret(record: Record, key_id: str, *, rotated_from: str = "") -> None:
+    """``rotated_from``: the secret that the one of ``key_id`` takes the place of, because somebody has asked for that."""
+    if record.key_id and key_id and record.key_id not in (key_id, rotated_from):
         raise StalledError(
             f"planning with fleet secret {key_id}, but the record was made with {record.key_id}: every replica's key "
             "would change. Copy the secret file from the machine that applied before, or set LLMGW_SECRET to its content"
         )
 
 
+def refuse_newer_agents(desired: Desired, version: str) -> None:
+    """``version`` is the only one that this llmgw has to install."""
+    asked = desired.fleet.agent.version
+    if asked is not None and is_older(version, asked):
+        raise StalledError(
+            f"the Fleet asks for agents of version {asked} or newer (spec.agent.version), and this llmgw is {version}, which "
+            f"has no other agent to install: upgrade llmgw here, or ask for {version}"
+        )
+
+
 def refuse_going_back(record: Record, desired: Desired, *, strict_ancestor: bool, allowed: bool) -> None:
     if strict_ancestor and not allowed:
         raise StalledError(
-            f"commit {(desired.commit or '')[:12]} is older than {(record.commit or '')[:12]}, which was applied last "
+            f"commit {(desired.commit or '')[:12]} is older than {(record.partial or record.commit or '')[:12]}, which was "
+            f"applied last{' in part' if record.partial else ''} "
             f"(serial {record.serial}): applying it would undo what came between. Use --allow-rollback if that is meant, "
             "or `llmgw rollback`, which makes a new commit"
         )

@@ -177,7 +177,8 @@ def _retire(round_: Round, stand: Standing, target: Copy, olds: list[Copy], *, u
             round_, stand, failed, keyword="held", reason=f"its spec is held; {target.replica.id} serves on"
         )
     if not olds:
-        round_.told.unchanged += unchanged
+        if unchanged:
+            round_.told.unchanged.add(target.replica.id)
         return
     going = [old for old in olds if not serves(old) or stand.spare_one(stand.must_serve())]
     for old in olds:
@@ -292,7 +293,7 @@ def _need_new(
         reason = f"{failed.replica} {how}: {failed.error}"
         return Want(stand=stand, ordinal=ordinal, keep=None, keyword="restarted", reason=reason)
     if base is None and (evicted := stand.evicted.get(ordinal)) is not None:
-        reason = f"there is room again: it made room for {evicted.made_room_for} (serial {evicted.serial})"
+        reason = f"it made room for {evicted.made_room_for} (serial {evicted.serial}), and there is room again"
         return Want(stand=stand, ordinal=ordinal, keep=None, keyword="room-again", reason=reason)
     if base is None:
         had = ordinal in stand.placements

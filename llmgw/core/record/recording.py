@@ -10,14 +10,20 @@ from dataclasses import replace
 from datetime import datetime
 
 from llmgw import __version__
+from llmgw.core.record import setbacks
+from llmgw.core.record.anew import asked_anew
 from llmgw.core.record.endpoints import endpoints
 from llmgw.core.record.naming import renamed
 from llmgw.core.record.news import NO_WISHES, fold_replicas, node_record, observe
+from llmgw.core.record.numbering import remembered
+from llmgw.core.record.partial import narrowed, only
+from llmgw.core.seen.condition import LEAVING
 from llmgw.core.seen.survey import survey
 from llmgw.model.desired import Desired, DesiredModel
 from llmgw.model.ids import Commit, ReplicaId, parse_replica_id
 from llmgw.model.plan import Action, Change, Plan, Step, StepKind, StepOutcome, StepResult, sendable
 from llmgw.model.record import (
+    Evicted,
     ModelRecord,
     NodeRecord,
     Origin,
@@ -35,6 +41,9 @@ __all__ = ["begin", "end", "observe"]
 KEY_ID = "keyId"
 """Where a plan's ``extra`` names the fleet secret it was made with."""
 NEVER_SENT = frozenset({StepOutcome.FAILED, StepOutcome.SKIPPED, StepOutcome.DEFERRED})
+GIVEN_UP_KEPT = 256
+"""Replicas that were given up with their machines, of which the record remembers that they are to stop: a machine full of shares,
+several times over."""
 ERRORS_KEPT = 20
 """Errors of one pass that the record keeps; the commit's message has no room for more."""
 
@@ -47,22 +56,39 @@ def begin(
 ) -> Record:
     """The record to commit before the first command of ``plan``: serial + 1, every replica that will be started,
     drained or stopped in this pass marked as such."""
+    record = asked_anew(record, plan.replaced)
+    if not plan.partial:
+        return _begin(record, desired, plan, observed, pass_record=pass_record)
+    intent = _begin(record, narrowed(desired, plan), plan, observed, pass_record=pass_record)
+    seen = observe(record, observed, pass_record.started, grace=desired.fleet.unreachable.grace)
+    return only(intent, seen, desired, plan)
+
+
+def _begin(
+    record: Record, desired: Desired, plan: Plan, observed: Observed, *, pass_record: PassRecord
+) -> Record:
     now = pass_record.started
-    before = renamed(observe(record, observed, now), desired)
+    before = renamed(observe(record, observed, now, grace=desired.fleet.unreachable.grace), desired)
     sent = sendable(plan.steps)
     serial = record.serial + 1
     key_id = plan.extra.get(KEY_ID, record.key_id)
     replicas = _commanded(before, desired, plan, sent, serial=serial, now=now, key_id=key_id)
+    models = _models(before, desired, plan, replicas)
+    models = _evicted(models, plan, sent, replicas, commit=desired.commit, serial=serial, now=now)
+    gone = (model for name, model in before.models.items() if name not in models)
     intent = replace(
         before,
         serial=serial,
         commit=desired.commit or record.commit,
+        partial=None,
         key_id=key_id,
         tool_version=__version__,
-        models=_models(before, desired, plan, replicas),
+        models=models,
+        numbers=remembered(before.numbers, gone),
         replicas=replicas,
         nodes=_nodes(before, desired, plan, observed),
         last_pass=replace(pass_record, serial=serial),
+        given_up=tuple(each for each in before.given_up if each.replica not in replicas),
     )
     return replace(
         intent, endpoints=endpoints(intent, survey(NO_WISHES, intent, observed.nodes, offline=False))
@@ -139,7 +165,9 @@ def _new(
         spec=spec,
         ranks=change.placement.ranks,
         phase=ReplicaPhase.STARTING,
-        origin=Origin(commit=desired.commit or Commit(""), where=model.where, serial=serial),
+        origin=Origin(
+            commit=desired.commit or Commit(""), where=model.where, serial=serial, author=desired.author
+        ),
         reasons=(change.reason, *change.placement.reasons),
     )
 
@@ -182,6 +210,42 @@ def _models(
     return models
 
 
+def _evicted(
+    models: Mapping[str, ModelRecord],
+    plan: Plan,
+    sent: Iterable[Step],
+    replicas: Mapping[str, ReplicaRecord],
+    *,
+    commit: Commit | None,
+    serial: int,
+    now: datetime,
+) -> dict[str, ModelRecord]:
+    """Whom each ordinal without a copy has made room for; forgotten when it has one again."""
+    going = {step.replica for step in sent if step.kind in (StepKind.DRAIN, StepKind.STOP)}
+    staying = {(it.model, str(it.ordinal)) for it in replicas.values() if it.phase not in LEAVING}
+    found = {
+        name: {
+            ordinal: why
+            for ordinal, why in model.evicted.items()
+            if (name, ordinal) not in staying and int(ordinal) < model.replicas
+        }
+        for name, model in models.items()
+    }
+    for change in plan.changes:
+        if change.action is Action.REMOVE and change.evicted_for and change.previous in going:
+            found[change.model or ""][str(change.ordinal)] = Evicted(
+                replica=ReplicaId(change.previous or ""),
+                made_room_for=change.evicted_for,
+                commit=commit or Commit(""),
+                serial=serial,
+                at=now,
+            )
+    return {
+        name: replace(model, evicted=dict(sorted(found[name].items(), key=lambda item: int(item[0]))))
+        for name, model in models.items()
+    }
+
+
 def _with_adapters(known: ModelRecord, model: DesiredModel) -> ModelRecord:
     """What was last good has the adapters that Git asks for, where they don't decide how it is started."""
     good = known.last_good_spec
@@ -221,14 +285,17 @@ def model_record(known: ModelRecord | None, model: DesiredModel, last: Mapping[s
 
 
 def _nodes(before: Record, desired: Desired, plan: Plan, observed: Observed) -> dict[str, NodeRecord]:
-    """Every node that Git names and that has answered once; others stay until the plan lets them go."""
+    """Every node that Git names and that has answered once, with the way to it; others stay until the plan lets them go."""
     gone = {change.address for change in plan.changes if change.action is Action.REMOVE}
     nodes = {name: node for name, node in before.nodes.items() if f"node/{name}" not in gone}
     coming = {step.node for step in plan.steps if step.kind is StepKind.BOOTSTRAP}
     for name, node in desired.nodes.items():
+        if node.leaving:
+            continue
         seen = observed.nodes.get(name)
         if name in nodes or name in coming or (seen is not None and seen.report is not None):
-            nodes[name] = node_record(name, node.address, seen, before=nodes.get(name))
+            known = node_record(name, node.address, seen, before=nodes.get(name))
+            nodes[name] = known if known.spec == node.spec else replace(known, spec=node.spec)
     return dict(sorted(nodes.items()))
 
 
@@ -252,7 +319,7 @@ def end(
     nodes = {
         name: node for name, node in record.nodes.items() if not _never_came(name, record, plan, results)
     }
-    record = replace(record, nodes=nodes)
+    record = replace(record, nodes=nodes, setbacks=setbacks.after(record.setbacks, plan, results, now=now))
     seen = survey(NO_WISHES, record, observed.nodes, offline=False)
     told = fold_replicas(replace(record, replicas=replicas), seen, now)
     if record.last_pass is not None:

@@ -7,7 +7,8 @@ from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any
 
 from llmgw.core.adapter import EngineAdapter
-from llmgw.core.resolving import nodes, notyet
+from llmgw.core.resolving import engines, nodes
+from llmgw.core.resolving import fleet as fleets
 from llmgw.model import ids
 from llmgw.model.desired import Desired, DesiredModel
 from llmgw.model.manifest import (
@@ -30,13 +31,14 @@ _NO_FLEET = "default"  # the fleet's name where no Fleet is written
 
 def resolve(manifests: Manifests, *, key_id: str, adapters: Mapping[str, EngineAdapter]) -> Desired:
     """Raises InvalidError with everything that is wrong."""
-    problems = [*_annotations(manifests), *notyet.problems(manifests, adapters), *_profiles(manifests)]
+    problems = [*_annotations(manifests), *engines.problems(manifests, adapters), *_profiles(manifests)]
     desired_nodes = nodes.resolve(manifests, problems, renamed=renames(manifests.nodes, problems))
     warnings: list[Problem] = []
     desired_models = _models(
         manifests, key_id=key_id, adapters=adapters, problems=problems, warnings=warnings
     )
     problems.extend(_names_clash(manifests))
+    problems.extend(fleets.problems(manifests.fleet))
     problems.extend(_engines_own_variables(manifests.nodes, desired_models.values(), adapters))
     if problems:
         raise InvalidError(tuple(sorted(set(problems), key=_order)))
@@ -48,6 +50,7 @@ def resolve(manifests: Manifests, *, key_id: str, adapters: Mapping[str, EngineA
         nodes=desired_nodes,
         models=desired_models,
         warnings=tuple(sorted(set(warnings), key=_order)),
+        suspended_at=fleet.at("spec.suspend") if fleet else None,
     )
 
 

@@ -14,7 +14,7 @@ from llmgw.model.launch import LaunchSpec, Process
 from llmgw.model.plan import Action, Change, Decision, FieldChange, Origin, Plan, Rejection, Step
 from llmgw.model.record import RankPlacement
 
-__all__ = ["Paint", "history_text", "plan_text", "problems_text", "status_text"]
+__all__ = ["Paint", "history_text", "plan_text", "problems_text", "status_text", "summary"]
 
 Paint = Callable[[str, str], str]
 """(text, sign) -> text; the sign is an :class:`Action`'s value, or empty."""
@@ -60,7 +60,7 @@ def plan_text(plan: Plan, *, show_commands: bool = False, paint: Paint = plain) 
     lines += _steps(plan)
     if show_commands:
         lines += _commands(plan)
-    lines += ["", _summary(plan)]
+    lines += ["", summary(plan)]
     return "\n".join(lines) + "\n"
 
 
@@ -199,7 +199,8 @@ def _step(step: Step) -> str:
     return f"{step.id}{where}  ({step.reason})"
 
 
-def _summary(plan: Plan) -> str:
+def summary(plan: Plan) -> str:
+    """The last line: how much of what."""
     counts = Counter(change.action for change in plan.changes)
     replaced = counts[Action.CREATE_BEFORE_DESTROY] + counts[Action.DESTROY_BEFORE_CREATE]
     told = [

@@ -10,7 +10,7 @@ from llmgw.core.place.claims import NodeLedger, ledgers
 from llmgw.core.record.news import NO_WISHES
 from llmgw.core.seen.alerts import raised
 from llmgw.core.seen.cautions import cautions, clock_caution
-from llmgw.core.seen.condition import Condition, Health, changed, condition, evicted_text
+from llmgw.core.seen.condition import Condition, Health, brought_by, changed, condition, evicted_text
 from llmgw.core.seen.drained import drain_text
 from llmgw.core.seen.silence import listened
 from llmgw.core.seen.strays import holds
@@ -18,7 +18,7 @@ from llmgw.core.seen.survey import NodeView, SeenShard, Survey, survey
 from llmgw.model.alerts import Alert
 from llmgw.model.desired import Desired
 from llmgw.model.plan import Gate
-from llmgw.model.record import Forgotten, Held, ModelRecord, Record, ReplicaRecord
+from llmgw.model.record import Forgotten, ModelRecord, Record, ReplicaRecord
 from llmgw.model.report import Observed, Reach, ShardReport, ShardState
 
 SHORT_UUID = 12  # characters: MIG- and as much as tells the instances of a node apart
@@ -195,15 +195,10 @@ def _models(record: Record, desired: Desired | None, rows: Iterable[ReplicaRow])
             ready=ready[name],
             placed=placed[name],
             held=known.held.reason if known is not None and known.held is not None else "",
-            held_since=_brought_by(known.held) if known is not None and known.held is not None else "",
+            held_since=brought_by(known.held) if known is not None and known.held is not None else "",
             held_lines=known.held.last_lines if known is not None and known.held is not None else (),
             evicted=tuple(_evicted(known)) if known is not None else (),
         )
-
-
-def _brought_by(held: Held) -> str:
-    by = f" by {held.author}" if held.author else ""
-    return f"commit {held.commit[:10]}{by}" if held.commit else ""
 
 
 def _evicted(known: ModelRecord) -> Iterator[str]:

@@ -19,6 +19,7 @@ from llmgw.controller.passes.progress import Progress, Silent
 from llmgw.controller.passes.reconcile import one_pass
 from llmgw.controller.passes.values import PassRequest, PassResult
 from llmgw.controller.repo.records import MemoryRecordStore, RecordStore
+from llmgw.controller.secrets import MemorySecret
 from llmgw.core.resolving.resolve import resolve
 from llmgw.engines.registry import ADAPTERS
 from llmgw.model.desired import Desired
@@ -172,6 +173,9 @@ class Branch:
 
     async def keep(self, commit: Commit) -> None:
         self.kept.append(commit)
+
+    async def who_wrote(self, commit: Commit, where: Where) -> str:
+        return f"commit {commit[:10]} by Ann"
 
 
 # ---- agents --------------------------------------------------------------------------------------------------
@@ -367,22 +371,6 @@ class PretendAgent:
 # ---- the fleet -----------------------------------------------------------------------------------------------
 
 
-class FixedSecret:
-    """See controller.fleet.FleetSecret."""
-
-    place = "a test"
-
-    def __init__(self, secret: bytes | None = SECRET) -> None:
-        self.secret = secret
-
-    def load(self) -> bytes | None:
-        return self.secret
-
-    def make(self) -> bytes:
-        self.secret = self.secret or SECRET
-        return self.secret
-
-
 class FreeLock:
     """Nobody else on this machine."""
 
@@ -403,7 +391,7 @@ class World:
         self.agents = {name: PretendAgent(name, self.clock, gpus=gpus) for name in nodes}
         self.machines = {name: self._machine(agent, there=agents) for name, agent in self.agents.items()}
         self.transport = MemoryTransport(nodes=self.machines)
-        self.secret = FixedSecret()
+        self.secret = MemorySecret(SECRET)
         self.progress: Progress = Silent()
         self.links = Links({"local": self.transport})
 

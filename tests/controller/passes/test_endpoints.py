@@ -18,12 +18,14 @@ from llmgw.controller.passes.endpoints import (
     reachable,
     write,
 )
+from llmgw.controller.passes.keyring import Keyring
 from llmgw.controller.secrets import replica_key
 from llmgw.model.ids import FleetId, ReplicaId
 from llmgw.model.problems import StalledError
 from llmgw.model.record import Endpoint, EndpointAdapter, ModelRecord, Record
 
 SECRET = b"a secret that is long enough for any purpose"
+KEYS = Keyring(secrets={"abcd1234": SECRET})
 
 
 def endpoint(
@@ -58,7 +60,7 @@ RECORD = Record(
 
 
 def found(model: str | None = None) -> tuple[Reachable, ...]:
-    return reachable(RECORD, SECRET, model)
+    return reachable(RECORD, KEYS, model)
 
 
 def test_each_replica_has_its_own_key() -> None:
@@ -169,7 +171,7 @@ def test_a_file_with_keys_is_private_and_replaced_as_a_whole(tmp_path: Path) -> 
 
 def with_adapters(*adapters: EndpointAdapter) -> tuple[Reachable, ...]:
     record = replace(RECORD, endpoints=(replace(endpoint("chat-00000001-0.1"), adapters=adapters),))
-    return reachable(record, SECRET, adapters[0].name)
+    return reachable(record, KEYS, adapters[0].name)
 
 
 SQL = EndpointAdapter(name="sql", send={"model": "chat:sql"})

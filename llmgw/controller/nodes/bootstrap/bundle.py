@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import llmgw
 from llmgw import __version__
+from llmgw.controller.nodes.bootstrap.build import build_of
 from llmgw.controller.nodes.bootstrap.closure import agent_files
 from llmgw.controller.nodes.bootstrap.target import Target
 from llmgw.controller.nodes.bootstrap.wheels import Wheels
@@ -43,9 +44,11 @@ MAX_PACKAGES: Final = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """``digest`` is that of the archive before compression: compressors differ, content does not. ``data`` is compressed."""
+    """``digest`` is that of the archive before compression: compressors differ, content does not. ``data`` is compressed.
+    ``build`` is the same for every kind of machine."""
 
     digest: str
+    build: str
     data: bytes = field(repr=False)
     target: Target
     packages: tuple[str, ...]  # name==version
@@ -137,6 +140,7 @@ def pack(target: Target, packages: tuple["Package", ...], package: Path) -> Bund
     data = _archive(files)
     return Bundle(
         digest=hashlib.sha256(data).hexdigest(),
+        build=build_of(package),
         data=gzip.compress(data, compresslevel=6, mtime=0),
         target=target,
         packages=names,

@@ -275,7 +275,7 @@ def _setup(
         service=layout.service_name(work),
         bundle=bundle,
         launcher=launcher_script(inside.python.executable, work, bundle.digest).encode(),
-        settings=agent_settings(node, fleet, environ, engine_user=user),
+        settings=replace(agent_settings(node, fleet, environ, engine_user=user), build=bundle.build),
         pretended=pretended_bytes(node),
         boot=unit.boot_entry(inside, work, root=root),
         shared=(dirs.weights or f"{work}/weights", dirs.engines or f"{work}/engines"),
