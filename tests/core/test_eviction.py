@@ -85,6 +85,7 @@ def test_text_and_json_say_who_goes_and_for_whom() -> None:
     text = plan_text(made)
     assert "makes room for model/high/0 (priority 200 over 10); it comes back when there is room" in text
     assert f"evicts   {change(made, 'model/low/0').previous}" in text
+    assert made.unchanged == 0
     assert codec.loads(Plan, codec.dumps(made), strict=True) == made
 
 

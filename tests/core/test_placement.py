@@ -232,3 +232,24 @@ def test_a_large_fleet_is_told_in_few_words() -> None:
     (refused,) = place(finder, request(Gpus(per_node=4))).rejections
     assert refused.node == "gpu000, gpu001, gpu002 and 197 more"
     assert (refused.need, refused.have) == ("4 whole GPUs", "2 free on each")
+
+
+def test_what_computes_on_the_cpu_goes_where_its_weights_are() -> None:
+    having = NodeState(
+        "gpu02", replace(facts("gpu02", gpus=0), weights=(WeightsFact(digest="w", path="/w", size=1),))
+    )
+    finder = placer(NodeState("gpu01", facts("gpu01", gpus=0)), having)
+    cpu = Gpus(per_node=0)
+    assert where(place(finder, request(cpu, memory=GIB, weights="w"))) == ["gpu02"]
+    assert where(place(finder, request(cpu, memory=GIB))) == ["gpu01"]
+
+
+def test_a_spread_says_how_many_of_the_replicas_are_there() -> None:
+    finder = placer(NodeState("gpu01", facts("gpu01", gpus=2)), NodeState("gpu02", facts("gpu02", gpus=2)))
+    apart = request(rules=PlacementRules(spread="node"))
+    assert place(finder, apart, Counter(gpu01=1)).reasons == (
+        "gpu02 has 2 of 2 GPUs free, and none of its replicas (spread: node)",
+    )
+    assert place(finder, apart, Counter(gpu01=1, gpu02=2)).reasons == (
+        "gpu01 has 2 of 2 GPUs free, and 1 of its replicas, the fewest (spread: node)",
+    )

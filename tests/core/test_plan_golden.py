@@ -267,6 +267,21 @@ def gang_replace() -> Plan:
     return world.plan()
 
 
+def evicting() -> Plan:
+    cheap = model("cheap", priority=10, replicas=2)
+    world = settled(lab(cheap, nodes=("gpu01", "gpu02")), box("gpu01"), box("gpu02", gpus=1))
+    wanted = model("chat", profile(gpus=2), priority=200)
+    world.desired = lab(cheap, wanted, nodes=("gpu01", "gpu02"))
+    return world.plan()
+
+
+def evicted() -> Plan:
+    world = settled(lab(model("cheap", priority=10)), box(gpus=1))
+    world.desired = lab(model("cheap", priority=10), model("chat", priority=200))
+    world.settle()
+    return world.plan()
+
+
 def large() -> Plan:
     names = [f"gpu{number:03d}" for number in range(1, 101)]
     models = [model(f"m{number:02d}", profile(gpus=4), replicas=20) for number in range(12)]
@@ -301,6 +316,8 @@ SITUATIONS: dict[str, Callable[[], Plan]] = {
         gang_no_room,
         gang_rank_lost,
         gang_replace,
+        evicting,
+        evicted,
     )
 }
 

@@ -3,14 +3,10 @@
 import json
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
-from llmgw.model.facts import Facts, Gpu
-from llmgw.model.manifest import GIB
-from llmgw.wire.codec import dumps_readable
-from tests.stories.stage import Stage, model, node, until
+from tests.stories.stage import Stage, gpu_node, model, node, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -168,29 +164,8 @@ def test_a_killed_agent_comes_back_to_its_engine(stage: Stage) -> None:
     stage.golden("killed-agent")
 
 
-def _gpu_node(stage: Stage, gpus: int) -> str:
-    facts = Facts(
-        gpus=tuple(
-            Gpu(
-                uuid=f"GPU-0000000{index}",
-                index=index,
-                name="NVIDIA L40S",
-                gpu_class="l40s-45g",
-                memory_total=45 * GIB,
-                memory_free=45 * GIB,
-            )
-            for index in range(gpus)
-        ),
-        gpu_source="pretended",
-    )
-    folder = stage.fleet / "manifests"
-    folder.mkdir(parents=True, exist_ok=True)
-    Path(folder / "here.json").write_bytes(dumps_readable(facts))
-    return node(stage, facts="here.json")
-
-
 def test_on_a_full_node_the_old_copy_goes_first_and_the_outage_is_told(stage: Stage) -> None:
-    stage.commit("Serve chat", node=_gpu_node(stage, 1), chat=model(gpus=1))
+    stage.commit("Serve chat", node=gpu_node(stage, 1), chat=model(gpus=1))
     assert stage.llmgw("apply", "--yes", golden=False).code == 0
     stage.commit("Slower tokens", chat=model(gpus=1, args='"--token-delay", "0.01"'))
     assert "-/+" in stage.llmgw("plan").out
@@ -200,7 +175,7 @@ def test_on_a_full_node_the_old_copy_goes_first_and_the_outage_is_told(stage: St
 
 
 def test_what_does_not_fit_is_blocked_with_numbers_and_the_rest_goes_on(stage: Stage) -> None:
-    stage.commit("Serve two", node=_gpu_node(stage, 1), big=model("big", gpus=4), chat=model(gpus=1))
+    stage.commit("Serve two", node=gpu_node(stage, 1), big=model("big", gpus=4), chat=model(gpus=1))
     first = stage.llmgw("apply", "--yes")
     assert first.code == 5
     assert len(stage.engines()) == 1

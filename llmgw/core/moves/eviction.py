@@ -16,6 +16,7 @@ failure: nothing is counted.
 """
 
 from collections.abc import Iterator
+from itertools import takewhile
 
 from llmgw.core.moves.departure import depart
 from llmgw.core.moves.round import Copy, Round
@@ -93,19 +94,26 @@ def waits(want: Want) -> str:
 # ---- who may be asked to go ----------------------------------------------------------------------------
 
 
-def _tenants(round_: Round, priority: int) -> Iterator[Tenant]:
-    started = round_.book.started()
+def _tenants(round_: Round, priority: int) -> list[Tenant]:
+    """Of lower priority, and neither going nor being started."""
+    if not round_.tenants:
+        round_.tenants.extend(sorted(_movable(round_), key=lambda tenant: tenant.order))
+    busy = round_.departing | round_.book.started()
+    lower = takewhile(lambda tenant: tenant.priority < priority, round_.tenants)
+    return [tenant for tenant in lower if tenant.replica not in busy]
+
+
+def _movable(round_: Round) -> Iterator[Tenant]:
+    """All that may ever be asked, by what was seen."""
     for stand in round_.stands.values():
-        spec = stand.model.spec
-        if spec.priority >= priority or spec.protect:
+        if stand.model.spec.protect:
             continue
         for copies in stand.copies.values():
             there = [copy for copy in copies if not copy.leaving]
             if len(there) > 1 and any(copy.state.health is not Health.READY for copy in there):
                 continue  # one is about to take over from the other
-            busy = round_.departing | started | stand.adopted
             for copy in there:
-                if copy.state.health is not Health.UNKNOWN and copy.replica.id not in busy:
+                if copy.state.health is not Health.UNKNOWN and copy.replica.id not in stand.adopted:
                     yield _tenant(stand, copy)
 
 

@@ -7,6 +7,7 @@ from llmgw.core.moves.diff import spec_changes
 from llmgw.core.moves.round import Round
 from llmgw.core.moves.standing import Standing
 from llmgw.core.record.recording import desired_spec
+from llmgw.core.seen.condition import brought_by
 from llmgw.model.plan import Action, Change, FieldChange
 
 TOLD_OF_THE_MODEL = frozenset({"spec.aliases", "spec.priority", "spec.protect", "spec.replicas"})
@@ -109,13 +110,15 @@ def tell_held(round_: Round, stand: Standing) -> None:
         instead = "what serves is left alone"
     else:
         instead = "it was never ready with any other spec"
+    brought = brought_by(held)
+    whose = f"this spec, of {brought}" if brought else "this spec"
     lines = "".join(f"\n{line}" for line in held.last_lines)
     round_.told.changes.append(
         Change(
             address=f"model/{stand.model.name}",
             action=Action.BLOCKED,
             keyword="held",
-            reason=f"held since {at(held.at)}: {held.replica or 'a new replica'} failed with this spec: {held.reason}; "
+            reason=f"held since {at(held.at)}: {held.replica or 'a new replica'} failed with {whose}: {held.reason}; "
             f"{instead}, and this one is not tried again until it changes{lines and ':'}{lines}",
             model=stand.model.name,
             replica=None,

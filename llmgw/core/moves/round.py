@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from llmgw.core.adapter import EngineAdapter, GpuKind
 from llmgw.core.moves.steps import StepBook
+from llmgw.core.place.clearing import Tenant
 from llmgw.core.place.placement import Placer
 from llmgw.core.seen.condition import Condition
 from llmgw.core.seen.survey import Survey
@@ -47,7 +48,8 @@ class Told:
     waiting: list[str] = field(default_factory=list)
     warnings: list[Notice] = field(default_factory=list)
     due: list[datetime] = field(default_factory=list)
-    unchanged: int = 0
+    unchanged: set[str] = field(default_factory=set)
+    """Replicas that are as they should be, unless one of them makes room for another in the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,8 @@ class Round:
     """The nearest shape that fits, by the spec's digest: found once for all replicas that ask."""
     stands: "dict[str, Standing]" = field(default_factory=dict)
     """Every model of Git, once it is settled what goes and stays."""
+    tenants: list[Tenant] = field(default_factory=list)
+    """Those who may be asked to make room, who goes first before others; found when somebody asks for the first time."""
     departing: set[str] = field(default_factory=set)
     """Replicas that this plan lets go, now or once their successors are ready."""
     told: Told = field(default_factory=Told)

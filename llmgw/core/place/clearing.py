@@ -7,11 +7,12 @@ end. All ranks of a gang get a place at once or nobody goes. The same question a
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from llmgw.core.place.claims import NodeLedger
 from llmgw.core.place.fitting import Fit
 
-LOOKED_AT = 64
+LOOKED_AT = 32
 """Nodes on which the search counts exactly who would have to go; of more it takes those with the fewest tenants."""
 
 
@@ -48,10 +49,10 @@ class Question:
 
 
 def clear(
-    question: Question, nodes: Sequence[NodeLedger], tenants: Iterable[Tenant]
+    question: Question, nodes: Sequence[NodeLedger], every: Sequence[Tenant]
 ) -> tuple[list[Fit], tuple[Tenant, ...]]:
-    """The place of every rank and who has to go for it, first to last; nothing and nobody where that would not be enough."""
-    every = sorted(tenants, key=lambda tenant: tenant.order)
+    """The place of every rank and who of ``every``, in their order, has to go for it; nothing and nobody where all would not
+    be enough."""
     levels = sorted({tenant.priority for tenant in every})
 
     def enough(level: int) -> bool:
@@ -100,9 +101,9 @@ def _ranked(
     def tenants(ledger: NodeLedger) -> list[Tenant]:
         return by_node.get(ledger.view.name, [])
 
-    able = [ledger for ledger in nodes if question.fits(ledger, _without(question, tenants(ledger)))]
-    able.sort(key=lambda ledger: (len(tenants(ledger)), *question.rank(ledger)))
-    counted = [(_fewest(question, ledger, tenants(ledger)), ledger) for ledger in able[:LOOKED_AT]]
+    by_crowd = sorted(nodes, key=lambda ledger: (len(tenants(ledger)), *question.rank(ledger)))
+    able = (ledger for ledger in by_crowd if question.fits(ledger, _without(question, tenants(ledger))))
+    counted = [(_fewest(question, ledger, tenants(ledger)), ledger) for ledger in islice(able, LOOKED_AT)]
     counted.sort(key=lambda each: (each[0], *question.rank(each[1])))
     return [ledger for _, ledger in counted]
 

@@ -6,7 +6,7 @@ name, so that the same question gets the same answer. What is placed stays where
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmgw.core.amounts import names, plural
@@ -36,6 +36,7 @@ class Placer:
     _candidates: dict[tuple[object, ...], Candidates] = field(default_factory=dict)
     _told: dict[str, tuple[Rejection, ...]] = field(default_factory=dict)
     _hopeless: dict[tuple[object, ...], Decision] = field(default_factory=dict)
+    _crowded: set[tuple[object, ...]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._order = sorted(self.ledgers.values(), key=lambda ledger: ledger.order)
@@ -108,13 +109,17 @@ class Placer:
         self,
         request: Request,
         copies: Counter[str],
-        tenants: Iterable[Tenant],
+        tenants: Sequence[Tenant],
         *,
         gone: Iterable[RankPlacement] = (),
         replica: str = "",
     ) -> tuple[Decision, tuple[Tenant, ...]]:
         """As if everything on its way out were gone, ``replica`` with the ranks ``gone`` too, and with them as many of
-        ``tenants`` as it takes; and who these are. Nobody where that is not enough."""
+        ``tenants`` as it takes, in their order; and who these are. Nobody where that is not enough."""
+        highest = tenants[-1].priority if tenants else None
+        key = (request.rules_key, request.need, request.nodes, highest, replica)
+        if key in self._crowded:
+            return Decision(), ()
         among = self._among(request)
         without = frozenset(shard_id(replica, rank.rank) for rank in gone)
         holders = self._weights.get(request.weights or "", set())
@@ -134,6 +139,8 @@ class Placer:
         question = Question(choose=choose, fits=fits, rank=rank, ranks=request.nodes, gone=without)
         chosen, going = clear(question, among.nodes, tenants)
         if not chosen:
+            # Who goes while a plan is made goes for somebody else: it only gets harder.
+            self._crowded.add(key)
             return Decision(), ()
         away = names([*([replica] if replica else []), *(tenant.replica for tenant in going)])
         one = len(going) + bool(replica) == 1
