@@ -14,7 +14,7 @@ from llmgw.model.record import Record
 from llmgw.model.report import JobReport, Reach
 from llmgw.wire import codec
 from tests.core.builders import NOW, NodeState, desired, facts, model, node, profile
-from tests.core.fleets import Fleet, fleet
+from tests.core.fleets import OPTIONS, Fleet, fleet
 
 
 def box(name: str = "gpu01", *, gpus: int = 1) -> NodeState:
@@ -203,10 +203,10 @@ def test_memory_makes_room_for_what_computes_on_the_cpu() -> None:
 # ---- who never goes ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kept", [{"priority": 200}, {"priority": 201}, {"protect": True}])
-def test_equals_higher_and_protected_ones_never_go(kept: dict[str, object]) -> None:
-    world = settled(lab(low(**kept)), box())
-    world.desired = lab(low(**kept), high())
+@pytest.mark.parametrize("kept", [low(priority=200), low(priority=201), low(protect=True)])
+def test_equals_higher_and_protected_ones_never_go(kept: DesiredModel) -> None:
+    world = settled(lab(kept), box())
+    world.desired = lab(kept, high())
     last = world.settle()
     assert running(world) == {"low/0"}
     assert told(last) == {"model/high/0": "no-room"}
@@ -298,6 +298,19 @@ def test_one_in_the_middle_of_its_own_replacement_is_left_until_that_is_done() -
     assert "evicted" not in told(made).values()
     world.settle()
     assert running(world) == {"high/0"}
+
+
+def test_a_plan_for_the_one_that_comes_alone_has_the_other_go_too() -> None:
+    world = settled(lab(low()), box())
+    world.desired = lab(low(), high())
+    only = replace(OPTIONS, targets=("model/high",))
+    assert set(told(world.plan(only))) == {"model/high/0", "model/low/0"}
+    for _ in range(12):
+        world.one_pass(only)
+        world.advance()
+    assert running(world) == {"high/0"}
+    assert not world.record.models["low"].removed
+    assert told(world.settle()) == {"model/low/0": "evicted"}
 
 
 # ---- gangs -------------------------------------------------------------------------------------------
