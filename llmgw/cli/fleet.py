@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from llmgw.controller.repo.state_branch import UnreadableRecordError
 from llmgw.core.amounts import plural
 from llmgw.core.show.markdown import plan_markdown, problems_markdown
 from llmgw.model.plan import Plan
-from llmgw.model.problems import HeldError, StaleError
+from llmgw.model.problems import HeldError, InvalidError, StaleError
 from llmgw.model.units import duration
 
 Command = Callable[..., Any]
@@ -276,7 +277,7 @@ async def _apply(
 ) -> int:
     saved = saved_plans.read(file) if file is not None else None
     if saved is None and not yes:
-        _can_answer("give --yes, or a plan that `llmgw plan --out` saved")
+        can_answer("give --yes, or a plan that `llmgw plan --out` saved")
     async with fleet_of(asked) as (opened, links):
         wish = await _wish(opened, **wished)
         if saved is not None:
@@ -287,7 +288,7 @@ async def _apply(
             wish=wish,
             saved=saved,
             allow_unpushed=allow_unpushed,
-            lock_timeout=_seconds(lock_timeout, opened.settings.lock_timeout),
+            lock_timeout=seconds(lock_timeout, opened.settings.lock_timeout),
             approve=_tell if not json_wanted else None,
             recorded=opened.write_endpoints,
         )
@@ -296,11 +297,11 @@ async def _apply(
             request = replace(request, approve=agreed)
         halt = Halt()
         with interruptible(halt), showing(sys.stderr) as progress:
-            settled = await _carry_out(opened, request, links, halt, progress, wait=wait)
-    return _tell_end(settled, json_wanted=json_wanted)
+            settled = await carry_out(opened, request, links, halt, progress, wait=wait)
+    return tell_end(settled, json_wanted=json_wanted)
 
 
-def _can_answer(otherwise: str) -> None:
+def can_answer(otherwise: str) -> None:
     """Ask only where somebody reads the question and can answer it."""
     if not (output.is_terminal(sys.stdin) and output.is_terminal(sys.stdout)):
         raise click.UsageError(f"there is no terminal to ask on: {otherwise}")
@@ -315,7 +316,7 @@ def _wish_of(saved: SavedPlan, wish: Wish) -> Wish:
     return saved_plans.wish_of(saved)
 
 
-def _seconds(text: str | None, otherwise: float) -> float:
+def seconds(text: str | None, otherwise: float) -> float:
     if text is None:
         return otherwise
     try:
@@ -345,7 +346,7 @@ async def _agreed(opened: Opened, wish: Wish, links: Links) -> Callable[[Plan], 
     return check
 
 
-async def _carry_out(
+async def carry_out(
     opened: Opened, request: PassRequest, links: Links, halt: Halt, progress: Progress, *, wait: bool
 ) -> Settled:
     if wait:
@@ -354,7 +355,7 @@ async def _carry_out(
     return Settled(last=result, passes=1, worked=bool(result.done))
 
 
-def _tell_end(settled: Settled, *, json_wanted: bool) -> int:
+def tell_end(settled: Settled, *, json_wanted: bool) -> int:
     ended = verdict(settled)
     if json_wanted:
         output.say(json.dumps(as_json(settled, ended), indent=2, ensure_ascii=False))
@@ -397,7 +398,7 @@ async def _recover(asked: Asked, *, commit: str | None, yes: bool) -> int:
                     f"{at_work.holder} is applying right now (serial {at_work.serial}): nothing is recovered while that goes on"
                 )
         if not yes:
-            _can_answer("give --yes")
+            can_answer("give --yes")
             click.confirm("Rebuild the record from the agents?", abort=True)
         chosen = await opened.fleet.source.commit(commit) if commit else None
         async with opened.fleet.lock(opened.settings.lock_timeout):

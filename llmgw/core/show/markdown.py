@@ -77,13 +77,10 @@ def _warnings(plan: Plan) -> Iterable[str]:
 
 
 def _code(text: str) -> str:
-    """A code span in a cell, in which nothing is markup. A bar would end the cell, even in code: another sign stands for it."""
-    line = _visible(" ".join(text.split())).replace("|", "¦")
+    """A code span in a cell, in which nothing is markup. Signs that would end the cell or the span stand as their likes."""
+    line = _visible(" ".join(text.split())).replace("|", "¦").replace("`", "ˋ")
     short = line if len(line) <= ROW_TEXT else f"{line[:ROW_TEXT]}…"
-    if not short.strip():
-        return ""
-    ticks = _ticks(short, least=1)
-    return f"{ticks} {short} {ticks}" if short.startswith("`") or short.endswith("`") else f"{ticks}{short}{ticks}"
+    return f"`{short}`" if short else ""
 
 
 def _block(text: str) -> str:
@@ -102,8 +99,11 @@ def _ticks(text: str, *, least: int) -> str:
 
 def _visible(text: str) -> str:
     """Signs that show nothing, or turn the direction of what follows, as what they are."""
+    if text.replace("\n", "").isprintable():
+        return text
     return "".join(
-        sign if sign == "\n" or unicodedata.category(sign)[0] != "C" else f"\\u{ord(sign):04x}" for sign in text
+        sign if sign == "\n" or unicodedata.category(sign)[0] != "C" else f"\\u{ord(sign):04x}"
+        for sign in text
     )
 
 
