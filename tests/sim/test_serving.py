@@ -67,22 +67,27 @@ class Day:
         if isinstance(event, PassEnded):
             self.ends[event.last.ended] += 1
 
-    async def serve(self, fleet: Fleet, links: Links, halt: Halt) -> None:
-        loop = Loop(
-            replace(fleet, transports=links.transports),
-            pace=Pace(poll=30.0, jitter=3.0, resync=300.0),
-            snapshots=self.snapshots,
-            hints=self.hints,
-            rng=self.rng,
-            observers=(self,),
-        )
-        await loop.run(self.stop)
+    def serve(
+        self, world: World, machine: str, *, crash_in: int | None = None
+    ) -> "asyncio.Task[PassResult | None]":
+        async def work(fleet: Fleet, links: Links, halt: Halt) -> None:
+            loop = Loop(
+                replace(fleet, transports=links.transports),
+                pace=Pace(poll=30.0, jitter=3.0, resync=300.0),
+                snapshots=self.snapshots,
+                hints=self.hints,
+                rng=self.rng,
+                observers=(self,),
+            )
+            await loop.run(self.stop)
+
+        return world.controllers.begin(machine, work, crash_in=crash_in)
 
     async def live(self, hours: int) -> None:
         wish = first_wish(self.rng)
         world = World(self.rng, wish, allow_prune=False)
         try:
-            serving = world.controllers.begin("ann@desk", self.serve)
+            serving = self.serve(world, "ann@desk")
             for _ in range(hours):
                 until = world.loop.elapsed + HOUR
                 while world.loop.elapsed < until:
@@ -126,6 +131,39 @@ class Day:
             world.violate(f"serve is not well: {last}")
 
 
+class TwoControllers(Day):
+    """Two machines serve one fleet; each dies now and then and comes back. That only one commands at a time is for the world's
+    invariants to say."""
+
+    async def live(self, hours: int) -> None:
+        wish = first_wish(self.rng)
+        world = World(self.rng, wish, allow_prune=False)
+        machines = ("ann@desk", "bob@laptop")
+        serving = {machine: self.serve(world, machine) for machine in machines}
+        try:
+            while world.loop.elapsed < hours * HOUR and not world.violations:
+                _, wish = edited(self.rng, wish)
+                world.commits.add(wish)
+                machine = self.rng.choice(machines)
+                if serving[machine].done():
+                    calls = self.rng.choice((None, self.rng.randint(1, 600)))
+                    serving[machine] = self.serve(world, machine, crash_in=calls)
+                elif self.rng.random() < 0.4:
+                    world.controllers.running[serving[machine]].die()
+                await asyncio.sleep(self.rng.choice(GAPS))
+            for machine in machines:
+                if serving[machine].done():
+                    serving[machine] = self.serve(world, machine)
+            if not world.violations:
+                await self._rests(world)
+            self.stop.now(Outcome.INTERRUPTED, "the day is over")
+            await asyncio.wait(serving.values(), timeout=600)
+        finally:
+            self.violations = world.violations
+            self.actions = tuple(world.actions)
+            world.close()
+
+
 @contextmanager
 def errors_are_telling(day: Day) -> Iterator[None]:
     """That steps fail is what faults are for, and `serve` logs it; an exception that nobody expected is another matter."""
@@ -164,3 +202,15 @@ def test_serve_lives_through_everything_and_keeps_nothing(seed: int, request: py
     assert max(day.tasks[1:]) <= max(day.tasks[0], 60), f"tasks at each hour's end: {day.tasks}"
     assert threading.active_count() <= threads
     assert len(list(FILES.iterdir())) <= files
+
+
+@pytest.mark.timeout(7200)
+def test_of_two_that_serve_one_fleet_one_commands_and_the_other_takes_over(
+    request: pytest.FixtureRequest,
+) -> None:
+    hours: int = max(request.config.getoption("--sim-hours") // 2, 1)
+    day = TwoControllers(0)
+    with errors_are_telling(day):
+        run(day.live(hours), VirtualLoop())
+    assert not day.violations, "\n".join((*day.violations[:10], "The last actions:", *day.actions[-40:]))
+    assert day.ends["done"] + day.ends["accepted"] >= hours
