@@ -22,6 +22,8 @@ from tests.core.builders import NodeState, a_pass, empty_record, observed, shard
 
 GIB = 1024**3
 REPLICAS_PER_MODEL = 10
+PROFILE = "vllm-two"
+"""Two GPUs a replica, with the engine that most fleets run. Its memory is stated: nobody can look at these weights."""
 
 
 def node_facts(name: str, *, gpus: int = 8) -> Facts:
@@ -63,14 +65,16 @@ def write_fleet(folder: Path, *, nodes: int, models: int, replicas: int = REPLIC
             "  expect: {gpus: 8, class: h100-80g}\n"
         )
     (manifests / "profile.yaml").write_text(
-        "apiVersion: llmgw/v1\nkind: Profile\nmetadata: {name: sim-two}\nspec:\n"
-        '  engine: {name: sim, version: "1"}\n  gpus: {perNode: 2, class: h100-80g}\n'
+        f"apiVersion: llmgw/v1\nkind: Profile\nmetadata: {{name: {PROFILE}}}\nspec:\n"
+        '  engine: {name: vllm, version: "0.11.0"}\n  gpus: {perNode: 2, class: h100-80g}\n'
+        "  parallel: {tensor: 2}\n  maxModelLen: 32768\n  memory: 60GiB\n"
+        '  args: ["--enable-prefix-caching"]\n'
     )
     for number in range(models):
         name = f"model{number:03d}"
         (manifests / "models" / f"{name}.yaml").write_text(
             f"apiVersion: llmgw/v1\nkind: Model\nmetadata:\n  name: {name}\n"
-            f"spec:\n  source: {{path: /models/{name}}}\n  profile: sim-two\n  replicas: {replicas}\n"
+            f"spec:\n  source: {{path: /models/{name}}}\n  profile: {PROFILE}\n  replicas: {replicas}\n"
             "  rollout:\n    maxSurge: 1\n    drainTimeout: 2m\n"
         )
     return nodes + models + 1
@@ -80,6 +84,14 @@ def write_manifests(folder: Path, count: int) -> int:
     """``count`` documents of every kind but Fleet, about half a kilobyte each."""
     models = count // 3
     return write_fleet(folder, nodes=count - models - 1, models=models)
+
+
+def change(folder: Path, models: int) -> None:
+    """Another flag for the first so many models, committed: each of their replicas is to be replaced."""
+    for file in sorted((folder / "manifests" / "models").iterdir())[:models]:
+        text, _, _ = file.read_text().partition("  args:")
+        file.write_text(f"{text}  args: [--seed, '{models}']\n")
+    commit(folder, f"Change {models} models")
 
 
 def commit(folder: Path, message: str) -> None:

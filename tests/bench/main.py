@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench.fleets import commit, record_fleet, write_fleet, write_manifests
+from tests.bench.fleets import change, commit, record_fleet, write_fleet, write_manifests
 from tests.bench.measure import Figure, command
 
 ROOT = Path(__file__).parent.parent.parent
 LLMGW = str(Path(sys.executable).with_name("llmgw"))
 MIB = 1024 * 1024
+PLANS = "## Commands and plans"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,39 +57,63 @@ def validation(base: Path) -> Row:
     return Row(what=f"`llmgw validate`, {count:,} manifests", figure=figure, target="1.5 s")
 
 
-def plans(base: Path, *, nodes: int, models: int, targets: tuple[str, str, str] = ("", "", "")) -> list[Row]:
-    """Three plans of one fleet: everything new, nothing to do, one model changed."""
-    folder = base / f"nodes{nodes}" / "fleet"
-    write_fleet(folder, nodes=nodes, models=models)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A fleet, how many of its models change at once, and what the plans of it may take: everything new, nothing to do, one
+    model changed, many."""
+
+    nodes: int
+    models: int
+    many: int = 0
+    targets: tuple[str, str, str, str] = ("", "", "", "")
+
+
+SIZES = (
+    Size(nodes=10, models=3),
+    Size(nodes=100, models=30),
+    Size(nodes=300, models=90),
+    Size(
+        nodes=1000,
+        models=300,
+        many=100,
+        targets=("2 s, 350 MiB", "1 s, 350 MiB", "1.2 s, 350 MiB", "2 s, 350 MiB"),
+    ),
+    Size(nodes=3000, models=900, many=300),
+)
+
+
+def plans(base: Path, size: Size) -> list[Row]:
+    """Plans of one fleet, one after another."""
+    folder = base / f"nodes{size.nodes}" / "fleet"
+    write_fleet(folder, nodes=size.nodes, models=size.models)
     commit(folder, "A fleet")
     env = environment(folder.parent)
     words = [LLMGW, "plan", "--offline", "--json"]
-    size = f"{nodes:,} nodes"
+    detailed = [*words, "--detailed-exitcode"]
     fresh = command(words, cwd=folder, env=env, runs=3)
     replicas = asyncio.run(record_fleet(folder, env))
-    nothing = command([*words, "--detailed-exitcode"], cwd=folder, env=env)
-    profile = next((folder / "manifests" / "models").iterdir())
-    profile.write_text(profile.read_text() + "  args: [--load-seconds, '1']\n")
-    commit(folder, "Change a flag")
-    one = command([*words, "--detailed-exitcode"], cwd=folder, env=env, expect=2)
-    return [
-        Row(what=f"plan: {size}, all {replicas:,} replicas new", figure=fresh, target=targets[0]),
-        Row(what=f"plan: {size}, {replicas:,} replicas, nothing to do", figure=nothing, target=targets[1]),
+    what = f"plan: {size.nodes:,} nodes, {replicas:,} replicas"
+    rows = [
+        Row(what=f"{what}, all new", figure=fresh, target=size.targets[0]),
         Row(
-            what=f"plan: {size}, {replicas:,} replicas, one model of {models} changed",
-            figure=one,
-            target=targets[2],
+            what=f"{what}, nothing to do",
+            figure=command(detailed, cwd=folder, env=env),
+            target=size.targets[1],
         ),
     ]
+    for count, target in ((1, size.targets[2]), (size.many, size.targets[3])):
+        if count:
+            change(folder, count)
+            figure = command(detailed, cwd=folder, env=env, expect=2)
+            changed = "one model" if count == 1 else f"{count} models"
+            rows.append(Row(what=f"{what}, {changed} of {size.models} changed", figure=figure, target=target))
+    return rows
 
 
 def measured(base: Path) -> list[Row]:
     rows = [help_text(base), validation(base)]
-    target = "2 s, 350 MiB"
-    for nodes, models in ((10, 3), (100, 30), (300, 90)):
-        rows += plans(base, nodes=nodes, models=models)
-    rows += plans(base, nodes=1000, models=300, targets=(target, target, target))
-    rows += plans(base, nodes=3000, models=900)
+    for size in SIZES:
+        rows += plans(base, size)
     return rows
 
 
@@ -98,23 +123,36 @@ def part(name: str) -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT).stdout
 
 
-def page(rows: list[Row], further: str) -> str:
+def commands() -> str:
+    """The part that is measured here."""
+    with tempfile.TemporaryDirectory(prefix="llmgw-bench-") as folder:
+        rows = measured(Path(folder))
     head = (
-        "# Benchmarks\n\nMade by `make bench`: medians of whole processes, start included, on one machine "
-        f"({os.cpu_count()} cores, Python {platform.python_version()}, Linux {platform.release().split('-')[0]}; "
-        f"load {os.getloadavg()[2]:.1f} from this and all else). "
-        "Shared machines are noisy: read ratios between rows, and CPU before wall time.\n\n"
-        "## Commands and plans\n\nA node has 8 GPUs, a model 10 "
-        "replicas of 2 GPUs; plans are offline, from the record on the state branch, so no agent's answer is in them.\n\n"
+        f"{PLANS}\n\nA node has 8 GPUs, a model 10 replicas of 2 GPUs under vLLM; plans are offline, from the record on the "
+        f"state branch, so no agent's answer is in them. Load while they were measured: {os.getloadavg()[2]:.1f}. What was "
+        "learnt: [benchmarks-notes.md](benchmarks-notes.md).\n\n"
         "| what | wall | CPU | peak memory | target |\n|---|---|---|---|---|\n"
     )
-    return head + "\n".join(row.cells() for row in rows) + "\n\n" + further
+    return head + "\n".join(row.cells() for row in rows) + "\n"
+
+
+def head() -> str:
+    return (
+        "# Benchmarks\n\nMade by `make bench`: medians of whole processes, start included, on one machine "
+        f"({os.cpu_count()} cores, Python {platform.python_version()}, Linux {platform.release().split('-')[0]}). "
+        "Shared machines are noisy: read ratios between rows, and CPU before wall time.\n"
+    )
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="llmgw-bench-") as folder:
-        text = page(measured(Path(folder)), part("agent") + "\n" + part("ssh") + "\n" + part("serving"))
-    (ROOT / "docs" / "benchmarks.md").write_text(text)
+    """``python -m tests.bench.main plans`` measures commands and plans alone, and leaves the rest of the page as it is."""
+    page = ROOT / "docs" / "benchmarks.md"
+    if sys.argv[1:] == ["plans"]:
+        rest = page.read_text().partition("\n## The agent\n")[2]
+        text = f"{head()}\n{commands()}\n## The agent\n{rest}"
+    else:
+        text = "\n".join((head(), commands(), part("agent"), part("ssh"), part("serving")))
+    page.write_text(text)
     print(text)
 
 

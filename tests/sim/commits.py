@@ -134,9 +134,11 @@ def edited(rng: Random, wish: FleetWish) -> tuple[str, FleetWish]:
         return _added(rng, wish)
     if kind in ("cordon", "drain"):
         node = rng.choice(wish.nodes)
-        on = not getattr(node, kind)
-        nodes = tuple(replace(it, **{kind: on}) if it == node else it for it in wish.nodes)
-        return f"{'' if on else 'un'}{kind} {node.name}", replace(wish, nodes=nodes)
+        other = (
+            replace(node, cordon=not node.cordon) if kind == "cordon" else replace(node, drain=not node.drain)
+        )
+        nodes = tuple(other if it == node else it for it in wish.nodes)
+        return f"{kind}: {other}", replace(wish, nodes=nodes)
     if kind == "suspend":
         return "resume" if wish.suspend else "suspend", replace(wish, suspend=not wish.suspend)
     if kind.startswith("node"):

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 from llmgw.controller.nodes.memory import Cut
+from llmgw.controller.passes.custody import adopting, forgetting
 from llmgw.model.claims import GpuClaim
 from llmgw.model.facts import GpuProcess
 from llmgw.model.manifest import GIB
@@ -82,6 +83,45 @@ async def _settle_a_while(world: World, event: Event) -> None:
     while world.loop.elapsed < end:
         await asyncio.wait({world.controllers.begin("ann@desk")})
         await asyncio.sleep(LOOK_EVERY)
+
+
+async def _replace(world: World, event: Event) -> None:
+    """Somebody wants new copies though nothing changed."""
+    models = world.commits.wishes[-1].models
+    if models:
+        work = world.controllers.once_with(replaced=(f"model/{models[event.calls % len(models)].name}",))
+        await asyncio.wait({world.controllers.begin("ann@desk", work)})
+
+
+async def _target(world: World, event: Event) -> None:
+    """Somebody applies one change of many, though changes may be frozen."""
+    wish = world.commits.wishes[-1]
+    things = [*(f"model/{it.name}" for it in wish.models), *(f"node/{it.name}" for it in wish.nodes)]
+    target = things[event.calls % len(things)]
+    work = world.controllers.once_with(targets=(target,), override="it burns" if event.node % 2 else "")
+    await asyncio.wait({world.controllers.begin("ann@desk", work)})
+
+
+async def _forget(world: World, event: Event) -> None:
+    """Somebody takes a replica out of management; it runs on."""
+    record = world.store.record
+    replicas = sorted(record.replicas) if record is not None else []
+    if replicas:
+        custody = forgetting(replicas[event.calls % len(replicas)], why="to look into it")
+        await asyncio.wait({world.controllers.begin("ann@desk", world.controllers.takes(custody))})
+
+
+async def _adopt(world: World, event: Event) -> None:
+    record = world.store.record
+    forgotten = sorted(record.forgotten) if record is not None else []
+    if forgotten:
+        work = world.controllers.takes(adopting(forgotten[event.calls % len(forgotten)]))
+        await asyncio.wait({world.controllers.begin("bob@laptop", work)})
+
+
+async def _prune_unrecorded(world: World, event: Event) -> None:
+    work = world.controllers.once_with(prune_unrecorded=True)
+    await asyncio.wait({world.controllers.begin("ann@desk", work)}, timeout=event.seconds or None)
 
 
 async def _crash_agent(world: World, event: Event) -> None:
@@ -285,11 +325,18 @@ DEEDS: Mapping[str, Do] = {
     "apply sleeps": _apply_sleeps,
     "settle a while": _settle_a_while,
     "store trouble": _store_trouble,
+    "replace": _replace,
+    "target": _target,
+    "forget": _forget,
+    "adopt": _adopt,
+    "prune unrecorded": _prune_unrecorded,
     "clock jumps": _clock_jumps,
     "controller clock jumps": _controller_clock_jumps,
     **FAULTS,
 }
 
+HANDS = ("replace", "replace", "target", "target", "forget", "adopt", "prune unrecorded")
+"""What people ask for beside commits."""
 FATE = (*FAULTS, "store trouble", "clock jumps", "controller clock jumps")
 APPLIES = (
     "apply waits",

@@ -131,8 +131,10 @@ def faults_end(world: World) -> None:
 
 
 async def _peace(world: World) -> None:
-    """Faults end; passes go on until nothing is left to do."""
+    """Faults end, and so does a freeze; passes go on until nothing is left to do."""
     faults_end(world)
+    if world.commits.wishes[-1].suspend:
+        world.commits.add(replace(world.commits.wishes[-1], suspend=False))
     running = list(world.controllers.running)
     if running:
         _, late = await asyncio.wait(running, timeout=600)

@@ -248,7 +248,7 @@ class Invariants:
         watch.taken[spec.model].add(replica)
         left = len(seen - watch.taken[spec.model])
         need, why = self._least(spec.model, watch)
-        if left < need:
+        if left < need and not self._makes_room(replica, watch):
             self.violate(
                 f"{method} of {shard} by serial {serial} leaves {left} of {spec.model} serving "
                 f"({', '.join(sorted(seen - watch.taken[spec.model])) or 'none'}), and {need} must be: {why}"
@@ -281,6 +281,15 @@ class Invariants:
             need,
             f"{wish.replicas} asked for, {len(placed)} have a place, {allowed} may be away, protected: {protect}",
         )
+
+    def _makes_room(self, replica: str, watch: PassWatch) -> bool:
+        """Whether it goes for one of higher priority, by what people wrote and not by what the plan says of it."""
+        change = next((it for it in watch.plan.changes if it.previous == replica and it.evicted_for), None)
+        wish = self._world.commits.wish_of(watch.record.commit) if watch.record.commit is not None else None
+        if change is None or change.model is None or wish is None:
+            return False
+        goes, comes = wish.model(change.model), wish.model(change.evicted_for.split("/")[1])
+        return goes is not None and comes is not None and goes.priority < comes.priority and not goes.protect
 
     def signalled(self, node: "SimNode", process: Process, number: int) -> None:
         """An engine that answers is only ended because somebody asked for it."""
@@ -330,7 +339,7 @@ class Invariants:
         gpus: dict[str, list[tuple[str, int | None]]] = defaultdict(list)
         ports: dict[tuple[str, int], str] = {}
         memory: dict[str, int] = defaultdict(int)
-        for replica in record.replicas.values():
+        for replica in _held(record):
             for rank in replica.ranks:
                 memory[rank.node] += rank.memory
                 for claim in rank.gpus:
@@ -456,6 +465,15 @@ class Invariants:
             self._what_runs_is_recorded(record)
         self._gangs_were_only_started_when_told()
 
+    def empty(self, names: Iterable[str], when: str) -> None:
+        """Nothing of ours but what somebody keeps by hand is left on nodes that were drained or left Git."""
+        record = self._world.store.record
+        kept = record.forgotten.keys() if record is not None else frozenset()
+        for name in names:
+            for shard in self.engines(self._world.nodes[name]):
+                if _replica_of(shard) not in kept:
+                    self.violate(f"{when}: {shard} runs on {name}, which is to be empty")
+
     def _gangs_were_only_started_when_told(self) -> None:
         for node in self._world.nodes.values():
             begun = Counter(shard for _, shard, _ in node.machine.starts)
@@ -471,13 +489,18 @@ class Invariants:
 
     def _what_runs_is_recorded(self, record: Record) -> None:
         wanted: dict[str, str] = {}
-        for replica in record.replicas.values():
+        for replica in _held(record):
             for rank in replica.ranks:
                 wanted[f"{replica.id}-r{rank.rank}"] = rank.node
         for node in self._world.nodes.values():
             for shard in self.engines(node):
                 if wanted.get(shard) != node.name:
                     self.violate(f"settled: {shard} runs on {node.name}, and the record does not know")
+
+
+def _held(record: Record) -> Iterable[ReplicaRecord]:
+    """What is managed, and what somebody took out of management and still runs."""
+    return (*record.replicas.values(), *(each.replica for each in record.forgotten.values()))
 
 
 def _replica_of(shard: str) -> str:

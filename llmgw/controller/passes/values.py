@@ -19,7 +19,8 @@ class PassRequest:
     """``approve`` is given the plan before anything is written, and raises to refuse it. ``continues`` is the serial
     of the pass that this one carries on: when another commit was applied since, that one counts. ``recorded`` is given
     every record that stands at the end of a pass. ``instead`` makes another plan of what was read and seen, about single nodes
-    only: models stay as they are recorded, and the commit does not count as applied."""
+    only: models stay as they are recorded, and the commit does not count as applied. ``amend`` says what else the record holds
+    after such a plan."""
 
     wish: Wish = Wish()
     saved: SavedPlan | None = None
@@ -29,6 +30,7 @@ class PassRequest:
     continues: int | None = None
     recorded: Callable[[Record], None] | None = None
     instead: Callable[[Prepared], Plan] | None = None
+    amend: Callable[[Record, Prepared], Record] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
