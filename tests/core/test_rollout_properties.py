@@ -97,7 +97,7 @@ def nothing(state: NodeState, key: str) -> None:
 TROUBLE: list[Callable[[NodeState, str], None]] = [lose, die, surprise, nothing, nothing]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_never_fewer_ready_than_allowed_by_its_own_doing(data: st.DataObject) -> None:
     states = [NodeState(name, facts(name, gpus=data.draw(st.integers(2, 3)))) for name in NAMES]
