@@ -30,6 +30,8 @@ from llmgw.wire.messages import (
     StopParams,
     Tokened,
     TokenParams,
+    Whose,
+    WhoseParams,
 )
 
 
@@ -348,6 +350,10 @@ class ShardKeeper(Protocol):
 
     async def adapters(self, params: AdaptersParams) -> Accepted:
         """Replaces the list of LoRA adapters in a shard's order; they are loaded beside this, and after each start."""
+        ...
+
+    async def whose(self, params: WhoseParams) -> Whose:
+        """Which shard a process belongs to."""
         ...
 
     async def token(self, params: TokenParams) -> Tokened:

@@ -122,6 +122,7 @@ class AgentService:
             "inspect": (messages.InspectParams, self._inspect),
             "help": (messages.HelpParams, self._help),
             "token": (messages.TokenParams, shards.token),
+            "whose": (messages.WhoseParams, shards.whose),
             "storage": (messages.StorageParams, self._stored),
         }
         self._commands: Mapping[str, tuple[type[Any], Callable[[Any], Awaitable[Accepted]]]] = {

@@ -37,7 +37,9 @@ COMMANDS: dict[str, dict[str, Entry]] = {
     "Edit": {
         "set": Entry("edits:set_", "Set fields of manifests, by a commit."),
         "scale": Entry("edits:scale", "Set a model's replicas, by a commit."),
-        "pin": Entry("edits:pin", "Write the exact revision of a model's weights into its manifest, by a commit."),
+        "pin": Entry(
+            "edits:pin", "Write the exact revision of a model's weights into its manifest, by a commit."
+        ),
         "rollback": Entry(
             "rollback:rollback", "Go back to the manifests of an earlier commit, by a new commit."
         ),
@@ -53,9 +55,11 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "sync": Entry("unattended:sync", "Make the fleet what the newest commit asks for, from cron."),
         "serve": Entry("unattended:serve", "Follow the branch and the nodes for as long as it runs."),
         "recover": Entry("fleet:recover", "Rebuild a lost record from what the agents report."),
+        "secret": Entry("secret:secret", "Rotate the secret that keys are made from; show which is in force."),
     },
     "Look": {
         "status": Entry("look:status", "Show what runs where, and how it is."),
+        "why": Entry("why:why", "Say which line of Git, commit and person something is there for."),
         "history": Entry("look:history", "Show what was changed, when and by whom."),
         "logs": Entry("look:logs", "Print what a replica's engine wrote."),
         "endpoints": Entry("look:endpoints", "Print the URL and key of every ready replica."),

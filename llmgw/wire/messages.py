@@ -72,6 +72,7 @@ METHODS = (
     "token",
     "storage",
     "collect",
+    "whose",
 )
 
 # JSON-RPC's own codes, then ours. ``data.after`` (seconds) says when a retry makes sense; none: it does not.
@@ -301,6 +302,23 @@ class Tokened:
     wrong: str = ""
     took: float = 0
     computes_on: ComputesOn | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhoseParams:
+    """Of a process of the node, by its number there."""
+
+    pid: int
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whose:
+    """``shard`` is whom the process provably belongs to, however far below its engine; None: to none of this fleet. ``process`` names
+    it for people: its name, its user, its state."""
+
+    shard: ShardId | None
+    process: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

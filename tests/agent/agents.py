@@ -36,6 +36,8 @@ from llmgw.wire.messages import (
     StopParams,
     Tokened,
     TokenParams,
+    Whose,
+    WhoseParams,
 )
 
 DEADLINE = 20.0
@@ -185,6 +187,9 @@ class FakeShards:
     async def forget(self, params: ForgetParams) -> Accepted:
         self._called("forget", params.shard)
         return Accepted()
+
+    async def whose(self, params: WhoseParams) -> Whose:
+        return Whose(shard=None, process=f"pid {params.pid}")
 
     async def token(self, params: TokenParams) -> Tokened:
         self._called("token", params.shard)

@@ -60,6 +60,8 @@ from llmgw.wire.messages import (
     StopParams,
     Tokened,
     TokenParams,
+    Whose,
+    WhoseParams,
 )
 
 log = logging.getLogger(__name__)
@@ -318,6 +320,11 @@ class Shards:
 
     def reports(self) -> tuple[ShardReport, ...]:
         return tuple(self._shards[name].report() for name in sorted(self._shards))
+
+    async def whose(self, params: WhoseParams) -> Whose:
+        shard = await self._around.spawner.owner(params.pid)
+        process = await self._around.spawner.describe((params.pid,))
+        return Whose(shard=ShardId(shard) if shard is not None else None, process=process)
 
     async def token(self, params: TokenParams) -> Tokened:
         return await tokens.one_token(self._known(params.shard, "asking a token of"), self._around)
