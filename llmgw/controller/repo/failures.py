@@ -46,7 +46,15 @@ _TABLE: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
             "certificate subject name",
         ),
     ),
-    (FailureKind.NOT_BROUGHT, ("from promisor remote",)),
+    # A call that may talk to nobody lacked a file of a partial mirror. Which of git's two halves tells it is chance.
+    (
+        FailureKind.NOT_BROUGHT,
+        (
+            "from promisor remote",
+            "transport 'https' not allowed",
+            "transport 'ssh' not allowed",
+        ),
+    ),
     (FailureKind.CHECKED_OUT, ("refusing to update checked out branch", "branch is currently checked out")),
     (
         FailureKind.DENIED,

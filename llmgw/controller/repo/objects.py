@@ -1,13 +1,10 @@
-"""Our own bare repository below the state directory: brings objects here from remotes and reads them.
+"""The mirror as a place that remotes feed and that commits are read from.
 
-No work tree and no index, so no filters, no symlinks on disk and nothing half checked out; what is read is named by
-its commit. Every change to it happens under one lock that git's children share, so a ``*.lock`` of git found by the
-next holder belongs to nobody. What can't be read any more is thrown away and fetched anew, once.
+What is read is named by its commit. What can't be read any more is thrown away and fetched anew, once. A partial mirror brings
+files when they are read.
 """
 
-import shutil
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -15,22 +12,19 @@ from typing import TypeVar
 from llmgw.clock import Clock
 from llmgw.controller.repo import answers
 from llmgw.controller.repo.answers import Entry, Listing
+from llmgw.controller.repo.bare import Bare
 from llmgw.controller.repo.failures import FailureKind, GitError, explained
 from llmgw.controller.repo.git import MAX_OUTPUT, Git, How, Said
-from llmgw.controller.repo.locks import FileLock
 from llmgw.controller.repo.refs import commit_id, is_commit
 from llmgw.controller.repo.remote import Remote
 from llmgw.model.ids import Commit
-from llmgw.model.problems import HeldError, RetryError, StalledError
+from llmgw.model.problems import RetryError, StalledError
 
 T = TypeVar("T")
 
 ASK_TIMEOUT = 60.0  # seconds to list a remote's refs
 FETCH_TIMEOUT = 600.0  # seconds; the first fetch of a large repository
-LOCK_WAIT = 120.0  # seconds to wait for another llmgw that is fetching into the same mirror
 MAX_ENTRIES = 200_000  # files of a tree; more is no folder of manifests
-_TIDY_ABOVE = 4000  # loose objects, from which on reading them one by one is felt
-_TIDY_PACKS = 40
 
 _HEADER = 128  # bytes that cat-file writes before each object, at most
 
@@ -43,7 +37,7 @@ def _nobody_listens(_: str) -> None:
     """For those whom nobody watches."""
 
 
-class ObjectStore:
+class ObjectStore(Bare):
     """One bare repository; several remotes may feed it.
 
     ``fetch_timeout`` is in seconds. ``partial``: from hosts, commits and folders are brought at once and files when they are
@@ -60,16 +54,12 @@ class ObjectStore:
         partial: bool = False,
         told: Callable[[str], None] = _nobody_listens,
     ) -> None:
-        self.path = directory / "mirror.git"
-        self.git = git
-        self._directory = directory
-        self._lock = FileLock(
-            directory / "mirror.lock", clock=clock, holder=holder, what="bringing commits into the mirror"
-        )
+        super().__init__(directory, git=git, clock=clock, holder=holder)
         self._fetch_timeout = fetch_timeout
         self._partial = partial
         self._told = told
         self._feeds: dict[str, tuple[Remote, tuple[str, ...]]] = {}
+        self._whole: set[str] = set()  # remotes that can't leave out files
 
     # ---- remotes -----------------------------------------------------------------------------------------
 
@@ -173,7 +163,7 @@ class ObjectStore:
     async def _fetch_specs(self, remote: Remote, specs: Sequence[str], keep: tuple[int, ...]) -> None:
         """``+`` before each: a rewritten history replaces what was here, nothing is merged."""
         await self._bring(remote, ("--prune", "--progress"), tuple(specs), keep)
-        await self._tidy(keep)
+        await self.tidy(keep, timeout=self._fetch_timeout)
 
     async def _bring(
         self,
@@ -184,9 +174,9 @@ class ObjectStore:
         *,
         stdin: bytes | None = None,
     ) -> None:
-        """A host that can't leave out files is told by git to send them all: it says so and goes on."""
+        """A host that can't leave out files sends them all, and that is told once."""
         partial = self._partial and remote.local is None
-        await self.run(
+        said = await self.run(
             "fetch",
             "--no-tags",
             "--no-write-fetch-head",
@@ -201,6 +191,9 @@ class ObjectStore:
             stdin=stdin,
             how=How(remote=remote, timeout=self._fetch_timeout, keep_open=keep, told=self._told),
         )
+        if partial and "filtering not recognized" in said.err and remote.key not in self._whole:
+            self._whole.add(remote.key)
+            self._told(f"{remote} can't leave out files: all of them are brought")
 
     async def _bring_files(self, objects: Sequence[str]) -> None:
         """All files of a reading call at once, from whichever remote has them: git itself would ask for them one by one."""
@@ -221,83 +214,19 @@ class ObjectStore:
     async def _forget(self, ref: str, keep: tuple[int, ...]) -> None:
         await self.run("update-ref", "-d", ref, doing=f"forgetting {ref}", how=How(keep_open=keep))
 
-    # ---- our repository ----------------------------------------------------------------------------------
-
-    async def run(
-        self, *arguments: str, doing: str, stdin: bytes | None = None, how: How | None = None
-    ) -> Said:
-        """Git in the mirror. Only what :meth:`writing` encloses may change it."""
-        return await self.git.run(*arguments, doing=doing, directory=self.path, stdin=stdin, how=how or How())
-
-    @asynccontextmanager
-    async def writing(self) -> AsyncIterator[tuple[int, ...]]:
-        """The mirror is there, nobody else changes it, and no lock of a killed git is left. Gives the descriptors
-        that git must inherit (``How.keep_open``)."""
-        try:
-            async with self._lock.held(timeout=LOCK_WAIT) as descriptor:
-                await self._prepare((descriptor,))
-                yield (descriptor,)
-        except HeldError as held:
-            raise RetryError(str(held)) from held
-
-    async def _prepare(self, keep: tuple[int, ...]) -> None:
-        if not (self.path / "HEAD").exists():
-            await self._create(keep)
-        for stale in _leftovers(self.path):
-            with suppress(OSError):
-                stale.unlink()
-
-    async def _create(self, keep: tuple[int, ...]) -> None:
-        """Made beside and moved into place: a mirror is there whole or not at all."""
-        fresh = self._directory / "mirror.new"
-        shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(self.path, ignore_errors=True)
-        try:
-            await self.git.run(
-                "init",
-                "--bare",
-                "--quiet",
-                "--template=",
-                "--",
-                str(fresh),
-                doing=f"making the mirror {self.path}",
-                how=How(keep_open=keep),
-            )
-            fresh.chmod(0o700)
-            fresh.rename(self.path)
-        except GitError as wrong:
-            raise explained(wrong) from wrong
-        except OSError as wrong:
-            raise StalledError(
-                f"making the mirror {self.path}: {wrong.strerror or wrong}: make room or give the right to write "
-                "there, or choose another directory with --state-dir"
-            ) from wrong
-
     async def rebuild(self, why: str) -> None:
         """Throw the mirror away and fetch again what this process has asked for. Told, never silent."""
         self._told(f"the mirror {self.path} can't be used any more ({why}): fetching it anew")
         async with self.writing() as keep:
-            await self._create(keep)
+            await self.create(keep)
         for remote, refs in tuple(self._feeds.values()):
+            if not refs:
+                continue
             listing = await self.ask(remote, refs)
             try:
                 await self._fetch(remote, refs, listing)
             except GitError as wrong:
                 raise self._explained(wrong) from wrong
-
-    async def _tidy(self, keep: tuple[int, ...]) -> None:
-        said = await self.run(
-            "count-objects", "-v", doing="counting the mirror's objects", how=How(keep_open=keep)
-        )
-        counts = dict(line.split(": ", 1) for line in said.text.splitlines() if ": " in line)
-        if int(counts.get("count", 0)) > _TIDY_ABOVE or int(counts.get("packs", 0)) > _TIDY_PACKS:
-            with suppress(GitError):  # housekeeping: what it could not do now it does the next time
-                await self.run(
-                    "gc",
-                    "--quiet",
-                    doing="packing the mirror",
-                    how=How(timeout=self._fetch_timeout, keep_open=keep),
-                )
 
     # ---- reading -----------------------------------------------------------------------------------------
 
@@ -410,17 +339,3 @@ class Call:
 
 def _tracking(remote: Remote, ref: str) -> str:
     return f"refs/llmgw/{remote.key}/{ref.removeprefix('refs/')}"
-
-
-def _leftovers(repository: Path) -> tuple[Path, ...]:
-    """What killed gits leave behind. Called under the lock only: nobody alive owns any of it."""
-    top = [*repository.glob("*.lock"), repository / "gc.pid"]
-    packs = repository / "objects" / "pack"
-    return (
-        *(path for path in top if path.exists()),
-        *repository.glob("refs/**/*.lock"),
-        *packs.glob("tmp_*"),
-        *packs.glob("*.lock"),
-        *packs.glob("*.keep"),
-        *repository.glob("fast_import_crash_*"),
-    )

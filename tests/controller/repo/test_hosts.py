@@ -290,13 +290,14 @@ def test_of_a_large_repository_what_was_read_stays_readable_while_the_host_is_aw
 
 
 def test_a_host_that_can_not_leave_out_files_sends_them_all(
-    https: HttpsHost, tmp_path: Path, open_repository: Open
+    https: HttpsHost, tmp_path: Path, told: list[str], open_repository: Open
 ) -> None:
     git("config", "uploadpack.allowFilter", "false", at=https.repositories.path())
     https.repositories.push(FILES)
     mirror, store = open_repository(https.url(), by_token(https), partial=True)
     assert read_and_write(mirror, store) == b"a: 1\n"
     assert len(objects_of(tmp_path / "state" / "mirror.git")) >= 2
+    assert told == [f"{https.url()} can't leave out files: all of them are brought"]
 
 
 # ---- ssh ---------------------------------------------------------------------------------------------------
