@@ -55,7 +55,9 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "sync": Entry("unattended:sync", "Make the fleet what the newest commit asks for, from cron."),
         "serve": Entry("unattended:serve", "Follow the branch and the nodes for as long as it runs."),
         "recover": Entry("fleet:recover", "Rebuild a lost record from what the agents report."),
-        "secret": Entry("secret:secret", "Rotate the secret that keys are made from; show which is in force."),
+        "secret": Entry(
+            "secret:secret", "Rotate the secret that keys are made from; show which is in force."
+        ),
     },
     "Look": {
         "status": Entry("look:status", "Show what runs where, and how it is."),

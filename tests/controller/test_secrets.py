@@ -169,3 +169,55 @@ def test_values_that_are_not_there_are_named_and_never_shown(tmp_path: Path) -> 
             resolve(value, {"EMPTY": ""})
         assert told in str(caught.value)
         assert "canary" not in str(caught.value)
+
+
+# ---- rotation ------------------------------------------------------------------------------------------------
+
+
+def test_a_rotation_keeps_the_earlier_secret_beside_the_new_one_until_it_is_dropped(tmp_path: Path) -> None:
+    store = SecretStore(path=tmp_path / "secret")
+    old = store.make()
+    new = store.rotate()
+    assert key_id(store.make()) == new != key_id(old)
+    assert store.kept() == {key_id(old): old}
+    files = {it.name: it.stat().st_mode & 0o777 for it in tmp_path.iterdir()}
+    assert files == {"secret": 0o600, f"secret.{key_id(old)}": 0o600}
+    store.drop(key_id(old))
+    assert store.kept() == {}
+    store.drop(key_id(old))
+
+
+def test_a_file_that_is_not_what_its_name_says_is_no_earlier_secret(tmp_path: Path) -> None:
+    store = SecretStore(path=tmp_path / "secret")
+    store.make()
+    for name in ("secret.0badcafe", "secret.orig", "secret.0badcafe.old"):
+        (tmp_path / name).write_text("x" * 40)
+        (tmp_path / name).chmod(0o600)
+    assert store.kept() == {}
+
+
+def test_a_rotation_that_was_cut_off_begins_anew(tmp_path: Path) -> None:
+    """Killed after the old one was linked and before the new one was in its place."""
+    store = SecretStore(path=tmp_path / "secret")
+    old = store.make()
+    (tmp_path / f"secret.{key_id(old)}").hardlink_to(tmp_path / "secret")
+    assert store.load() == old
+    assert store.rotate() != key_id(old)
+    assert store.kept() == {key_id(old): old}
+
+
+def test_what_the_environment_gives_is_not_rotated(tmp_path: Path) -> None:
+    with pytest.raises(StalledError, match=r"comes from LLMGW_SECRET.*put its content into"):
+        SecretStore(path=tmp_path / "secret", given="g" * 40).rotate()
+    with pytest.raises(StalledError, match="is not there: rotate where it is"):
+        SecretStore(path=tmp_path / "secret").rotate()
+
+
+def test_an_earlier_secret_never_stands_in_git_either(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / ".gitignore").write_text("/secret\n")
+    store = SecretStore(path=tmp_path / "secret", work_tree=tmp_path)
+    old = store.make()
+    with pytest.raises(StalledError, match="Git does not ignore it"):
+        store.rotate()
+    assert store.load() == old

@@ -38,7 +38,7 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r"\bfleet-[0-9a-f]{16}\b", "<fleet>"),
     (r"\b([a-z]+)-[0-9a-f]{8}-(\d+\.\d+)", r"\1-<digest>-\2"),
     (r"\b(install|fetch)-[0-9a-f]{8}\b", r"\1-<digest>"),
-    (r"\b(commit|for|what|Applied|to|applying|applied) [0-9a-f]{10}(?:[0-9a-f]{2})?\b", r"\1 <commit>"),
+    (r"\b(commit|for|what|Applied|to|applying|applied|of) [0-9a-f]{10}(?:[0-9a-f]{2})?\b", r"\1 <commit>"),
     (r"\([0-9a-f]{10}\)", "(<commit>)"),
     (r"  [0-9a-f]{10}  ", "  <commit>  "),
     (r"\bintent [0-9a-f]{8}\b", "intent <commit>"),
