@@ -75,7 +75,8 @@ def take_port(world: Fleet) -> None:
     """Its engine is gone and somebody sits where it was."""
     state = world.nodes["gpu01"]
     (key,) = state.shards
-    state.shards[key] = replace(state.shards[key], state="backoff", pid=None)
+    error = "mismatch: port 18000 is held by pid 77 (nc) of user ann"
+    state.shards[key] = replace(state.shards[key], state="backoff", last_error=error)
     state.facts = replace(state.facts, listening=state.shards[key].claims.ports[:1])
 
 

@@ -9,10 +9,9 @@ from llmgw.core.moves.standing import Standing, Want
 from llmgw.core.moves.steps import failing, job_failed, lacking
 from llmgw.core.place.candidates import forbidden
 from llmgw.core.place.fitting import still_good
-from llmgw.core.seen.condition import NOT_AS_PLANNED, changed
+from llmgw.core.seen.condition import changed, waits_for_its_place
 from llmgw.model.plan import Action, Change, Decision, StepKind
 from llmgw.model.record import ReplicaPhase
-from llmgw.model.report import ShardReport, ShardState
 
 
 def start_again(round_: Round, stand: Standing, copy: Copy) -> Want | None:
@@ -58,7 +57,7 @@ def _place_lost(round_: Round, stand: Standing, copy: Copy, ranks: frozenset[int
 def displaced(round_: Round, stand: Standing, copy: Copy) -> Want | None:
     """A copy that its agent can't start again because somebody else listens on its port by now: it would wait for a stranger to
     go. Facts alone may be older than its own end, so the agent must have found it too."""
-    if not any(_found_taken(seen.report) for seen in copy.state.shards):
+    if not any(waits_for_its_place(seen.report) for seen in copy.state.shards):
         return None
     for rank in copy.replica.ranks:
         facts = round_.placer.ledgers[rank.node].view.facts
@@ -67,10 +66,6 @@ def displaced(round_: Round, stand: Standing, copy: Copy) -> Want | None:
             reason = f"{copy.replica.id} can't be started again in its place"
             return _elsewhere(round_, stand, copy, keyword="displaced", reason=reason, obstacle=obstacle)
     return None
-
-
-def _found_taken(report: ShardReport) -> bool:
-    return report.state == ShardState.BACKOFF.value and report.last_error.startswith(NOT_AS_PLANNED)
 
 
 def complete(round_: Round, stand: Standing, target: Copy) -> Want | None:

@@ -1,20 +1,20 @@
 """What somebody should look at, out of the same inputs that status and plans are made from: machines that are lost or ill,
 and what should run on them and can't. Only told, decided elsewhere."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 
 from llmgw.core.amounts import at, names, plural, size
 from llmgw.core.seen.cautions import clock_caution, expectation
-from llmgw.core.seen.condition import LEAVING, Health, condition
-from llmgw.core.seen.survey import NodeView, SeenShard, Survey, survey
+from llmgw.core.seen.condition import LEAVING, Health, condition, waits_for_its_place
+from llmgw.core.seen.survey import NodeView, Survey, survey
 from llmgw.core.symptoms import LITTLE_DISK, SCARCE_DISK
 from llmgw.model.alerts import Alert, AlertKind, Severity, alert_id
 from llmgw.model.desired import Desired
 from llmgw.model.facts import INHERITED, Facts, Gpu, Xid
-from llmgw.model.record import ModelRecord, NodeRecord, Record, ReplicaRecord, Setback
-from llmgw.model.report import JobReport, JobState, Observed, Reach, ShardState
+from llmgw.model.record import ModelRecord, NodeRecord, RankPlacement, Record, ReplicaRecord, Setback
+from llmgw.model.report import JobReport, JobState, Observed, Reach, Report
 
 APPLICATIONS_XIDS = frozenset({8, 11, 13, 31, 43, 45, 66, 68, 69})
 """Errors that NVIDIA's catalogue answers with restarting the application: the engine's death tells them too."""
@@ -23,10 +23,8 @@ FATAL_XIDS = frozenset({46, 48, 62, 64, 74, 79, 95, 119, 120, 136, 140, 143})
 corrected, NVLink, a GPU off its bus or that does not answer its driver."""
 
 _RANK = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
-_LISTENS = frozenset(
-    state.value for state in (ShardState.LOADING, ShardState.READY, ShardState.DRAINING, ShardState.STOPPING)
-)
-"""States in which a listener on a shard's port may be the shard itself."""
+Placed = Mapping[str, Sequence[tuple[ReplicaRecord, RankPlacement]]]
+"""Recorded ranks, by node."""
 
 
 def alerts(desired: Desired, record: Record, observed: Observed) -> tuple[Alert, ...]:
@@ -37,8 +35,12 @@ def alerts(desired: Desired, record: Record, observed: Observed) -> tuple[Alert,
 
 def raised(record: Record, seen: Survey) -> tuple[Alert, ...]:
     """The same for who has laid the reports over each other already."""
+    placed: dict[str, list[tuple[ReplicaRecord, RankPlacement]]] = {}
+    for replica in record.replicas.values():
+        for rank in replica.ranks:
+            placed.setdefault(rank.node, []).append((replica, rank))
     found = [
-        *(each for view in seen.nodes.values() for each in _node(view, record, seen)),
+        *(each for view in seen.nodes.values() for each in _node(view, record, placed)),
         *(each for model in record.models.values() for each in _model(model)),
         *(each for replica in record.replicas.values() for each in _replica(replica, seen)),
     ]
@@ -49,7 +51,7 @@ def raised(record: Record, seen: Survey) -> tuple[Alert, ...]:
 # ---- machines ----------------------------------------------------------------------------------------
 
 
-def _node(view: NodeView, record: Record, seen: Survey) -> Iterator[Alert]:
+def _node(view: NodeView, record: Record, placed: Placed) -> Iterator[Alert]:
     known = record.nodes.get(view.name)
     if view.desired is None and known is None:
         return
@@ -60,19 +62,19 @@ def _node(view: NodeView, record: Record, seen: Survey) -> Iterator[Alert]:
         yield _of(view, AlertKind.NODE_FOREIGN, Severity.CRITICAL, f"{view.intruder}: nothing is done there")
         return
     if view.report is not None:
-        yield from _answering(view, view.facts or Facts(), record, seen)
+        yield from _answering(view, view.facts or Facts(), view.report, placed)
         yield from _journal(view, known)
         yield from (_job(view, job) for job in view.report.jobs if job.state == JobState.FAILED.value)
 
 
-def _answering(view: NodeView, facts: Facts, record: Record, seen: Survey) -> Iterator[Alert]:
+def _answering(view: NodeView, facts: Facts, report: Report, placed: Placed) -> Iterator[Alert]:
     if view.desired is not None and not view.presumed:
         for text in expectation(view.desired, facts):
             yield _of(view, AlertKind.GPUS_MISSING, Severity.CRITICAL, text, do="see `llmgw node doctor`")
     for gpu in facts.gpus:
         yield from _gpu(view, gpu, facts)
-    yield from _strangers(view, facts, record)
-    yield from _ports(view, facts, record, seen)
+    yield from _strangers(view, facts, placed)
+    yield from _ports(view, facts, report)
     yield from _disks(view, facts)
     for text in clock_caution(view):
         yield _of(view, AlertKind.CLOCK_SKEW, Severity.WARNING, text)
@@ -154,15 +156,9 @@ def _named(gpu: Gpu) -> str:
     return f"GPU {gpu.index} ({gpu.uuid})"
 
 
-def _strangers(view: NodeView, facts: Facts, record: Record) -> Iterator[Alert]:
+def _strangers(view: NodeView, facts: Facts, placed: Placed) -> Iterator[Alert]:
     """Memory that somebody else takes from a GPU of ours ends in an engine without memory."""
-    ours = {
-        gpu.uuid: replica.id
-        for replica in record.replicas.values()
-        for rank in replica.ranks
-        if rank.node == view.name
-        for gpu in rank.gpus
-    }
+    ours = {gpu.uuid: replica.id for replica, rank in placed.get(view.name, ()) for gpu in rank.gpus}
     for gpu in facts.gpus:
         foreign = [process for process in gpu.processes if process.shard is None]
         if not foreign or gpu.uuid not in ours:
@@ -175,23 +171,18 @@ def _strangers(view: NodeView, facts: Facts, record: Record) -> Iterator[Alert]:
         yield _of(view, AlertKind.GPU_STRANGER, Severity.WARNING, text, do=do, part=gpu.uuid)
 
 
-def _ports(view: NodeView, facts: Facts, record: Record, seen: Survey) -> Iterator[Alert]:
-    """Somebody listens where a replica of ours is to answer, and that replica has no process that could."""
-    held: dict[int, str] = {}
-    for replica in record.replicas.values():
-        for rank in replica.ranks:
-            if rank.node == view.name and replica.phase not in LEAVING:
-                held |= dict.fromkeys(rank.ports, replica.id)
-    on_node = [shard for shard in seen.shards.values() if shard.node == view.name]
-    may_be_ours = {port for shard in on_node if _may_listen(shard) for port in shard.report.claims.ports}
-    for port in sorted(set(facts.listening) & held.keys() - may_be_ours):
+def _ports(view: NodeView, facts: Facts, report: Report) -> Iterator[Alert]:
+    """Somebody listens where a shard is to answer. Facts alone may be older than its own end, so its agent must have met them."""
+    held = {
+        port: shard.replica
+        for shard in report.shards
+        if waits_for_its_place(shard)
+        for port in shard.claims.ports
+    }
+    for port in sorted(set(facts.listening) & held.keys()):
         text = f"somebody else listens on port {port}, where {held[port]} is to answer"
-        do = "the next `llmgw apply` places it at another port once it has failed there; or end what listens"
+        do = "the next `llmgw apply` places it at another port; or end what listens"
         yield _of(view, AlertKind.PORT_TAKEN, Severity.WARNING, text, do=do, part=str(port))
-
-
-def _may_listen(shard: SeenShard) -> bool:
-    return shard.report.state in _LISTENS or shard.report.pid is not None
 
 
 def _disks(view: NodeView, facts: Facts) -> Iterator[Alert]:

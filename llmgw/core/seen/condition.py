@@ -89,6 +89,11 @@ def outdated(failure: ShardReport) -> bool:
     return failure.attempts == 0 and failure.started is None and failure.last_error.startswith(NOT_AS_PLANNED)
 
 
+def waits_for_its_place(report: ShardReport) -> bool:
+    """Whether its agent would start it again and finds that its node is not as it was: a port that somebody else took."""
+    return report.state == ShardState.BACKOFF.value and report.last_error.startswith(NOT_AS_PLANNED)
+
+
 def _has_failed(report: ShardReport) -> bool:
     """A rank that is being ended for not getting ready has failed before its process is gone. One that was told to stop because
     another is gone has not."""
