@@ -44,7 +44,7 @@ def status(asked: Asked, *, json_wanted: bool) -> int:
 
 async def _status(asked: Asked, *, json_wanted: bool) -> int:
     async with fleet_of(asked) as (opened, links):
-        known = await applied(opened.fleet)
+        known = await applied(opened.fleet, remembered=True)
         links.fleet = known.record.fleet if known.stored.record else None
         observed = await observe(known.desired.nodes, known.stored.record, links, clock=opened.fleet.clock)
         now = opened.fleet.clock.now()
@@ -52,6 +52,8 @@ async def _status(asked: Asked, *, json_wanted: bool) -> int:
         output.say(json.dumps(status_json(known, observed, now), indent=2, ensure_ascii=False))
     else:
         output.say(status_text(known, observed, now))
+    for doubt in known.doubt:
+        output.note(f"Note: {doubt}")
     return output.DONE
 
 

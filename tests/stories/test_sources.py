@@ -109,6 +109,7 @@ def test_while_the_host_is_away_a_commit_can_be_planned_and_nothing_is_risked(
     told = team.llmgw("plan", "--commit", second)
     assert "model/chat" in told
     assert "the record is that of serial 1, as it was read last" in told
+    assert "Note: the record is that of serial 1, as it was read last" in team.llmgw("status")
     told = team.llmgw("apply", "--yes", "--commit", second, expect=1)
     assert "nothing was changed" in told
     assert {it.pid for it in stage.engines()} == engines

@@ -69,16 +69,14 @@ async def prepare(
 ) -> Prepared:
     """Read, observe, plan. The commit is resolved once and carried through. ``check`` is given what was read, before
     anything is made of it, and may raise."""
-    (stored, doubt), commit = await asyncio.gather(_read(fleet, wish), _commit(fleet, wish))
+    named = wish.commit is not None
+    (stored, doubt), commit = await asyncio.gather(_read(fleet, remembered=named), _commit(fleet, wish))
     if check is not None:
         check(stored, commit)
     record = stored.record or _first_record(fleet, wish)
     if wish.since is not None:
         record = await supposed(fleet, wish.since, record)
-        doubt = (
-            *doubt,
-            Notice(text=f"this is against commit {wish.since[:10]}, as if all of it were applied"),
-        )
+        doubt = (*doubt, f"this is against commit {wish.since[:10]}, as if all of it were applied")
     desired = await _desired(fleet, wish, commit, record)
     links.fleet = record.fleet if stored.record else None
     if wish.offline:
@@ -88,17 +86,17 @@ async def prepare(
         observed = await weigh(fleet, desired, record, observed, links)
         await have_read(fleet, desired, observed, links)
     made = await plan_again(fleet, wish, stored=stored, record=record, desired=desired, observed=observed)
-    made = replace(made, warnings=(*doubt, *made.warnings))
+    made = replace(made, warnings=(*(Notice(text=it) for it in doubt), *made.warnings))
     return Prepared(stored=stored, record=record, desired=desired, observed=observed, plan=made)
 
 
-async def _read(fleet: Fleet, wish: Wish) -> tuple[Stored, tuple[Notice, ...]]:
-    """The record. For a commit that was named, the one that was read last will do where nobody answers, and is told: what is
-    planned so can be looked at; to be applied, it has to be read anew and written."""
+async def _read(fleet: Fleet, *, remembered: bool) -> tuple[Stored, tuple[str, ...]]:
+    """The record, and what makes it doubtful. ``remembered``: where nobody answers, the one that was read last will do. It is
+    for looking only: whoever applies has to read it anew and write it."""
     try:
         return await fleet.store.read(), ()
     except RetryError as away:
-        if wish.commit is None or fleet.remembered is None:
+        if not remembered or fleet.remembered is None:
             raise
         stored = await fleet.remembered()
         if stored.record is None:
@@ -107,7 +105,7 @@ async def _read(fleet: Fleet, wish: Wish) -> tuple[Stored, tuple[Notice, ...]]:
         text = (
             f"the record is that of serial {serial}, as it was read last, and may not be the newest: {away}"
         )
-        return stored, (Notice(text=text),)
+        return stored, (text,)
 
 
 async def plan_again(
@@ -197,13 +195,15 @@ class Applied:
     gate: Gate | None = (
         None  # by the newest commit that can be read: who suspends a fleet leaves nothing to apply
     )
+    doubt: tuple[str, ...] = ()
+    """Why this may not be the newest: the repository is away, and this is what was read of it last."""
 
 
-async def applied(fleet: Fleet) -> Applied:
+async def applied(fleet: Fleet, *, remembered: bool = False) -> Applied:
     """The last applied commit, which was valid, and not the newest, which may not be. Before the first apply: the
     newest. How nodes are reached is what the newest says, if it can be read: a key or an address that was corrected helps at
-    once, also where nothing was left to apply."""
-    stored = await fleet.store.read()
+    once, also where nothing was left to apply. ``remembered``: see Applied.doubt."""
+    stored, doubt = await _read(fleet, remembered=remembered)
     record = stored.record or Record(fleet=fleet.first_id)
     try:
         newest = await fleet.source.newest()
@@ -214,14 +214,19 @@ async def applied(fleet: Fleet) -> Applied:
         now = None
     if now is not None and record.commit in (None, now.commit):
         return Applied(
-            stored=stored, record=record, desired=with_leaving(now, record), gate=await _gate(fleet, now)
+            stored=stored,
+            record=record,
+            desired=with_leaving(now, record),
+            gate=await _gate(fleet, now),
+            doubt=doubt,
         )
     assert record.commit is not None
     desired = await fleet.source.desired(record.commit, key_id=record.key_id)
     if now is not None:
         desired = replace(desired, nodes={name: _reached(it, now) for name, it in desired.nodes.items()})
     gate = await _gate(fleet, now or desired)
-    return Applied(stored=stored, record=record, desired=with_leaving(desired, record), gate=gate)
+    known = with_leaving(desired, record)
+    return Applied(stored=stored, record=record, desired=known, gate=gate, doubt=doubt)
 
 
 async def _gate(fleet: Fleet, desired: Desired) -> Gate | None:

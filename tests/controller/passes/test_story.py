@@ -1,5 +1,6 @@
 """What the state branch tells: sentences for people, bounded, with trailers that machines can read."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 from llmgw.controller.passes.difference import sentences, weighty
@@ -131,6 +132,15 @@ def test_an_interrupted_pass_says_so_first() -> None:
     plan = plan_of(replica("chat-1f0c9a2b-0.1", "gpu01"))
     told = outcome_message(plan, ended(Outcome.INTERRUPTED), results(plan))
     assert told.startswith("Interrupted: started 1 replica")
+
+
+def test_who_signed_and_what_history_left_are_told() -> None:
+    passed = replace(PASS, signer="ann@example.org with SHA256:abc", diverged_from=Commit("b" * 40))
+    entry = entry_of(Commit("c" * 40), intent_message(plan_of(), passed))
+    told = dict(entry.trailers)
+    assert told["Llmgw-Signer"] == "ann@example.org with SHA256:abc"
+    assert told["Llmgw-Diverged-From"] == "b" * 40
+    assert f"Commit {'a' * 12} does not come after {'b' * 12}" in entry.body
 
 
 def test_nothing_that_a_node_says_can_break_the_trailers() -> None:
