@@ -79,6 +79,13 @@ class Attempted:
             result is not None and not result.plan.commands and not result.plan.waiting and not self.refused
         )
 
+    def in_vain_after(self, before: "Attempted | None") -> bool:
+        """The very commands of the pass before were carried out again, and nothing is on its way: the next would do the same."""
+        if before is None or before.result is None or self.result is None:
+            return False
+        done = self.result.done
+        return bool(done) and done == before.result.done and not self.result.plan.waiting
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempts:
@@ -156,13 +163,7 @@ class Attempts:
             commit=result.prepared.desired.commit,
         )
         last = replace(last, serial=result.record.serial, errors=told.errors)
-        quiet = not result.plan.commands and not result.plan.waiting and result.plan.due is None
-        return Attempted(
-            last=last,
-            result=result,
-            steps=dict(steps),
-            look=None if quiet else next_look(result, patience=STANDS_BY),
-        )
+        return Attempted(last=last, result=result, steps=dict(steps), look=_look(result))
 
     def _failed(self, cause: Cause, error: Exception, *, commit: Commit | None = None) -> Attempted:
         match error:
@@ -195,6 +196,17 @@ class Attempts:
             serial=None,
             sentence=sentence,
         )
+
+
+def _look(result: PassResult) -> float | None:
+    """Seconds until something is to be looked at again; None: nothing is on its way."""
+    plan = result.plan
+    looks = []
+    if plan.commands or plan.waiting or plan.due is not None:
+        looks.append(next_look(result, patience=STANDS_BY))
+    if plan.gate is not None and plan.gate.until is not None:
+        looks.append(max((plan.gate.until - plan.created).total_seconds(), 1.0))
+    return min(looks, default=None)
 
 
 def _problems(error: Exception) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ Everything is level-triggered: a hint only brings a pass forward, and one comes 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.story import intent_sentence
 from llmgw.controller.serving.attempt import Attempted, Attempts, Cause, Refusal
+from llmgw.controller.serving.background import ended, kept
 from llmgw.controller.serving.branch import Branch, Place
 from llmgw.controller.serving.hints import Hints, Woken
 from llmgw.controller.serving.pauses import Pauses, first_of
@@ -49,8 +50,6 @@ LONGEST_TURN = 10.0
 """Seconds between looks while somebody else is applying: a pass of theirs takes seconds."""
 STOP_WITHIN = 5.0
 """Seconds that a pass which has commanded nothing yet may go on looking after it was told to stop."""
-BACKGROUND_AGAIN = 1.0, 60.0
-"""Seconds before what follows the branch is started again after it broke."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +64,13 @@ class Pace:
 
 @dataclass(slots=True)
 class _AtWork:
-    """The pass of this moment, for whoever may end it. ``commit`` None: it has commanded nothing yet."""
+    """The pass of this moment, for whoever may end it. ``commit`` None: it has commanded nothing yet. ``head``: the newest
+    commit when it began."""
 
     halt: Halt
+    head: Commit | None
     commit: Commit | None = None
+    comparing: "asyncio.Task[None] | None" = None
 
 
 class Loop:
@@ -119,11 +121,11 @@ class Loop:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._links.close)
             stack.push_async_callback(self._streams.close)
-            background = [asyncio.create_task(_kept("following the branch", self._branch.follow, self._rng))]
+            background = [asyncio.create_task(kept("following the branch", self._branch.follow, self._rng))]
             if self._watch is not None:
                 watch = partial(self._watch, self._branch.nudge)
-                background.append(asyncio.create_task(_kept("watching the repository", watch, self._rng)))
-            stack.push_async_callback(_ended, background)
+                background.append(asyncio.create_task(kept("watching the repository", watch, self._rng)))
+            stack.push_async_callback(ended, background)
             background.append(asyncio.create_task(self._stop_the_pass(stop)))
             await self._passes(stop)
             self._snapshots.change(stopping=True)
@@ -172,7 +174,7 @@ class Loop:
         if attempted.last.ended == HELD:
             return self._turns.next()
         self._turns.reset()
-        if attempted.failed or _in_vain(before, attempted):
+        if attempted.failed or attempted.in_vain_after(before):
             return self._pauses.next()
         self._pauses.reset()
         resync = self._pace.resync * self._rng.uniform(0.9, 1.1)
@@ -183,7 +185,7 @@ class Loop:
     async def _attempt(self, cause: Cause, stop: Halt) -> Attempted | None:
         """None: it was told to stop before it had anything to tell."""
         self._number += 1
-        self._at_work = _AtWork(Halt())
+        self._at_work = _AtWork(Halt(), cause.head)
         halt = self._at_work.halt
         if stop.called:
             halt.now(Outcome.INTERRUPTED, stop.reason)
@@ -224,7 +226,13 @@ class Loop:
                 at = record.last_pass.started if record.last_pass is not None else None
                 self._snapshots.change(applied=Applied(commit=record.commit, serial=record.serial, at=at))
             self._snapshots.change(
-                status=status(record, result.prepared.observed, now=now, desired=result.prepared.desired),
+                status=status(
+                    record,
+                    result.prepared.observed,
+                    now=now,
+                    desired=result.prepared.desired,
+                    gate=plan.gate,
+                ),
                 looked=now,
                 endpoints=record.endpoints,
                 changes=sum(change.action is not Action.BLOCKED for change in plan.changes),
@@ -252,18 +260,7 @@ class Loop:
         self.told(CommitRefused(commit=refused.commit, problems=refused.problems))
 
     def _log(self, last: LastPass) -> None:
-        log.info(
-            "pass=%d trigger=%s ended=%s exit=%d seconds=%.2f commit=%s serial=%s why=%r: %s",
-            last.number,
-            last.trigger,
-            last.ended,
-            last.code,
-            last.seconds,
-            (last.commit or "-")[:10],
-            "-" if last.serial is None else last.serial,
-            last.why,
-            last.sentence,
-        )
+        log.info("%s", last.line)
         if last.errors != self._errors:
             for error in last.errors:
                 log.error("pass=%d %s", last.number, error)
@@ -275,25 +272,30 @@ class Loop:
         """The pass at work is about to command this."""
         if self._at_work is not None:
             self._at_work.commit = plan.basis.commit
+            self._compare(self._at_work)
         told = intent_sentence(plan)
         self.told(PassBegan(commit=plan.basis.commit, trigger=cause.trigger, sentence=told))
 
     def _head_moved(self, old: Commit | None, new: Commit) -> None:
         self.told(HeadMoved(old=old, new=new))
         self._hints.hint("commit", f"commit {new[:10]}")
-        if self._at_work is not None and self._at_work.commit not in (None, new):
-            asyncio.create_task(self._supersede(self._at_work, new))  # noqa: RUF006 - it ends by itself at once
+        if self._at_work is not None:
+            self._compare(self._at_work)
 
-    async def _supersede(self, at_work: _AtWork, new: Commit) -> None:
+    def _compare(self, at_work: _AtWork) -> None:
+        """Whether the branch moved on while this pass was made; nothing to end before it commands."""
+        new = self._branch.head
+        if at_work.commit is not None and new is not None and new not in (at_work.head, at_work.commit):
+            at_work.comparing = asyncio.create_task(self._supersede(at_work.halt, at_work.commit, new))
+
+    async def _supersede(self, halt: Halt, old: Commit, new: Commit) -> None:
         """The newest commit wins, at the next step: but one that does not come after this one only comes next."""
-        old = at_work.commit
-        assert old is not None
         try:
             grew = await self._fleet.source.is_ancestor(old, new)
         except LlmgwError:
             return  # what can't be compared is looked at by the next pass
         if grew:
-            at_work.halt.now(Outcome.SUPERSEDED, f"commit {new[:10]} is newer than {old[:10]}")
+            halt.now(Outcome.SUPERSEDED, f"commit {new[:10]} is newer than {old[:10]}")
 
     def told(self, event: Event) -> None:
         for observer in self._observers:
@@ -328,14 +330,6 @@ def _tell(observer: Observer, event: Event) -> None:
         log.exception("telling %s", type(event).__name__)
 
 
-def _in_vain(before: Attempted | None, now: Attempted) -> bool:
-    """The very commands of the pass before were carried out again, and nothing is on its way: the next would do the same."""
-    if before is None or before.result is None or now.result is None:
-        return False
-    done = now.result.done
-    return bool(done) and done == before.result.done and not now.result.plan.waiting
-
-
 async def _finished(work: "asyncio.Task[Attempted]", halt: Halt, commanding: Callable[[], bool]) -> None:
     """Until the pass has ended. One that is told to stop while it only looks is not waited for very long."""
     await first_of(_quietly(work), halt.wait())
@@ -348,26 +342,3 @@ async def _finished(work: "asyncio.Task[Attempted]", halt: Halt, commanding: Cal
 
 async def _quietly(work: "asyncio.Task[Attempted]") -> None:
     await asyncio.wait({work})
-
-
-async def _kept(doing: str, work: Callable[[], Awaitable[None]], rng: Random) -> None:
-    """For ever: what ends or breaks is begun again."""
-    pauses = Pauses(*BACKGROUND_AGAIN, rng)
-    loop = asyncio.get_running_loop()
-    while True:
-        since = loop.time()
-        try:
-            await work()
-        except LlmgwError as failed:
-            log.warning("%s: %s", doing, failed)
-        except Exception:  # it is begun again, whatever it was
-            log.exception("%s broke, and is begun again", doing)
-        if loop.time() - since > BACKGROUND_AGAIN[1]:
-            pauses.reset()
-        await asyncio.sleep(pauses.next())
-
-
-async def _ended(tasks: "list[asyncio.Task[None]]") -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -77,6 +77,15 @@ class LastPass:
     sentence: str
     errors: tuple[str, ...] = ()  # complete messages, the most important first
 
+    @property
+    def line(self) -> str:
+        """For a log that people read and programs search."""
+        commit, serial = (self.commit or "-")[:10], "-" if self.serial is None else self.serial
+        return (
+            f"pass={self.number} trigger={self.trigger} ended={self.ended} exit={self.code} seconds={self.seconds:.2f} "
+            f"commit={commit} serial={serial} why={self.why!r}: {self.sentence}"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:

@@ -174,6 +174,21 @@ def test_a_newer_commit_supersedes_the_pass_at_work_at_the_next_step() -> None:
     run(main())
 
 
+def test_a_commit_that_comes_while_a_pass_is_being_planned_supersedes_it_before_much_is_done() -> None:
+    async def main() -> None:
+        async with looped(ready=False) as it:
+            await it.until(lambda: it.world.agents["gpu01"].shards)
+            it.world.agents["gpu01"].become("ready")
+            await it.rests()
+            it.world.machines["gpu01"].delay = 5.0
+            it.push(Model(), Model(name="embed"))
+            await asyncio.sleep(2)  # it asks the node
+            it.push(Model(), Model(name="other"))
+            await it.until(lambda: any(last.ended == "superseded" for last in it.passes), within=120)
+
+    run(main())
+
+
 # ---- nodes -----------------------------------------------------------------------------------------------
 
 
