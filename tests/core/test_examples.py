@@ -18,7 +18,10 @@ def box(name: str, address: str) -> NodeState:
 
 
 MACHINES: dict[str, Observed] = {
+    "ci": observed(box("here", "127.0.0.1")),
     "cron": observed(box("here", "127.0.0.1")),
+    "monitoring": observed(box("here", "127.0.0.1")),
+    "systemd": observed(box("gpu01", "10.0.0.11")),
     "two-nodes-ssh": observed(box("gpu01", "10.0.0.11"), box("gpu02", "10.0.0.12")),
 }
 
