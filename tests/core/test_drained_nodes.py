@@ -97,7 +97,7 @@ def test_what_fits_nowhere_else_stays_and_every_candidate_is_told() -> None:
     assert blocked.placement is not None
     assert {each.node: each.reason for each in blocked.placement.rejections}["gpu01"] == "being drained"
     assert "gpu02" in {each.node for each in blocked.placement.rejections}
-    assert "serves on" in blocked.reason
+    assert "serves on. Make room on another node, or take back what moves it" in blocked.reason
     assert "gpu01 is being drained" in blocked.reason
     assert world.ready("chat") == 1
     assert "is left" in row(world, "gpu01").drain

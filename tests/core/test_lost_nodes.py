@@ -229,6 +229,7 @@ def test_a_gang_whose_leader_answers_is_not_stopped_where_no_other_fits() -> Non
     made = after(world, GRACE)
     assert not [step for step in made.steps if step.kind is StepKind.STOP]
     assert keywords(made)["model/big/0"] == "no-room"
+    assert "whose leader answers, serves on" in made.blocked[-1].reason
 
 
 # ---- the brake ---------------------------------------------------------------------------------------

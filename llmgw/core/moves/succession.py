@@ -334,8 +334,12 @@ def _block(
 
 def _no_room(round_: Round, want: Want, goal: DesiredModel, refused: Decision) -> None:
     told = _why_not(want, refused)
-    if want.keep is not None:
+    if want.keep is not None and want.keep.state.given_up:
+        told += f"; {want.keep.replica.id}, whose leader answers, serves on"
+    elif want.keep is not None:
         told += f"; it would not fit in the place of {want.keep.replica.id} either, which serves on"
+    if want.keyword == "moved":
+        told += ". Make room on another node, or take back what moves it"
     told += nearest(round_, goal, want.stand.need)
     waiting = waits(want)
     keyword, reason = ("evicted", f"{waiting}; {told}") if waiting else ("no-room", told)
