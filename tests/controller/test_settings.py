@@ -49,6 +49,23 @@ def test_inside_a_repository_nothing_needs_to_be_said(fleet: Path) -> None:
     assert settings.work_tree == fleet
 
 
+def test_how_serve_and_sync_pace_themselves(fleet: Path) -> None:
+    usual = load(fleet)
+    assert (usual.listen, usual.poll_interval, usual.resync_interval) == ("127.0.0.1:9470", 30, 300)
+    assert usual.jitter is None
+    given = load(
+        fleet, {"LLMGW_POLL_INTERVAL": "1m", "LLMGW_JITTER": "0"}, listen="none", resyncInterval="90s"
+    )
+    assert (given.listen, given.poll_interval, given.resync_interval, given.jitter) == (None, 60, 90, 0)
+    for text in (":9470", "[::1]:80", "gpu.example.org:1"):
+        assert load(fleet, listen=text).listen == text
+    assert problems(fleet, {"LLMGW_POLL_INTERVAL": "10ms"}) == [
+        "LLMGW_POLL_INTERVAL: pollInterval is 10ms, less than a second: write 30s or 5m"
+    ]
+    for text in ("9470", "::1:9470", "127.0.0.1", "host:port", "a b:1"):
+        assert "listen must be an address and a port" in problems(fleet, listen=text)[0]
+
+
 def test_outside_of_any_it_is_asked_for(tmp_path: Path) -> None:
     assert problems(tmp_path) == [
         "HERE is in no Git repository, and none is named: run this in the manifests' repository, or name it with --repo"
@@ -181,7 +198,9 @@ def test_a_password_in_an_address_shows_in_no_message(fleet: Path) -> None:
     told = problems(fleet, repo="https://ann:canary-31@host/x")
     assert "canary" not in "".join(told)
     told = problems(fleet, {"LLMGW_TOKEN": "canary-31"})
-    assert told == ["LLMGW_TOKEN: token can't be what is written there: write {fromFile: /absolute/path} or {fromEnv: NAME}"]
+    assert told == [
+        "LLMGW_TOKEN: token can't be what is written there: write {fromFile: /absolute/path} or {fromEnv: NAME}"
+    ]
 
 
 SERVING = """\
