@@ -258,6 +258,24 @@ def test_nobody_goes_from_a_node_that_can_not_be_asked() -> None:
     assert not made.steps
 
 
+def test_while_the_brake_holds_nobody_goes_anywhere() -> None:
+    four = (*NAMES, "gpu04")
+    there = low(placement=PlacementRules(nodes=("gpu01",)))
+    rest = [low(f"low{name}", placement=PlacementRules(nodes=(name,))) for name in four[1:]]
+    world = settled(lab(there, *rest, nodes=four), *(box(name) for name in four))
+    for name in ("gpu03", "gpu04"):
+        world.nodes[name].reach = Reach.UNREACHABLE
+    world.desired = lab(there, *rest, high(), nodes=four)
+    for _ in range(5):
+        world.one_pass()
+        world.advance()
+    assert world.ready("low") == 1
+    assert change(world.plan(), "model/high/0").keyword == "no-room"
+    world.nodes["gpu03"].reach = Reach.OK
+    world.one_pass()
+    assert "evicted" in told(world.plan()).values() or world.ready("low") == 0
+
+
 def test_an_extra_copy_of_a_rollout_evicts_nobody() -> None:
     world = settled(lab(low(), high()), box(gpus=2))
     world.desired = lab(low(), high(args=("--new",)))
