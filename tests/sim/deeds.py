@@ -335,6 +335,8 @@ DEEDS: Mapping[str, Do] = {
     **FAULTS,
 }
 
+LINES = ("slow line", "said twice", "one way")
+"""What lets an order come late."""
 HANDS = ("replace", "replace", "target", "target", "forget", "adopt", "prune unrecorded")
 """What people ask for beside commits."""
 FATE = (*FAULTS, "store trouble", "clock jumps", "controller clock jumps")

@@ -5,7 +5,7 @@ What is so on the machines counts, not what agents or record say of it. A violat
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from llmgw.controller.repo.records import entry_of
 from llmgw.model.ids import Commit, parse_replica_id, parse_shard_id
 from llmgw.model.launch import LaunchSpec
 from llmgw.model.plan import Action, Plan
-from llmgw.model.record import Outcome, PassRecord, Record, ReplicaPhase, ReplicaRecord
+from llmgw.model.record import Outcome, PassRecord, RankPlacement, Record, ReplicaPhase, ReplicaRecord
 from llmgw.wire import codec
 
 if TYPE_CHECKING:
@@ -339,17 +339,14 @@ class Invariants:
         gpus: dict[str, list[tuple[str, int | None]]] = defaultdict(list)
         ports: dict[tuple[str, int], str] = {}
         memory: dict[str, int] = defaultdict(int)
-        for replica in _held(record):
-            for rank in replica.ranks:
-                memory[rank.node] += rank.memory
-                for claim in rank.gpus:
-                    gpus[claim.uuid].append((replica.id, claim.memory))
-                for port in rank.ports:
-                    other = ports.setdefault((rank.node, port), replica.id)
-                    if other != replica.id:
-                        self.violate(
-                            f"recorded: {other} and {replica.id} both hold port {port} of {rank.node}"
-                        )
+        for replica, rank in self._recorded_ranks(record):
+            memory[rank.node] += rank.memory
+            for claim in rank.gpus:
+                gpus[claim.uuid].append((replica.id, claim.memory))
+            for port in rank.ports:
+                other = ports.setdefault((rank.node, port), replica.id)
+                if other != replica.id:
+                    self.violate(f"recorded: {other} and {replica.id} both hold port {port} of {rank.node}")
         totals = {
             gpu.uuid: gpu.memory_total for node in self._world.nodes.values() for gpu in node.machine.gpus
         }
@@ -359,6 +356,16 @@ class Invariants:
         for name, held in memory.items():
             if held > self._world.nodes[name].machine.memory:
                 self.violate(f"recorded: {held} bytes of memory on {name}")
+
+    def _recorded_ranks(self, record: Record) -> Iterator[tuple[ReplicaRecord, RankPlacement]]:
+        """Without those of gangs that were told to stop and have: a gang stays recorded until all its ranks are heard of,
+        which may be never."""
+        for replica in _held(record):
+            for rank in replica.ranks:
+                shard = f"{replica.id}-r{rank.rank}"
+                gone = shard in self.leaving and shard not in self.engines(self._world.nodes[rank.node])
+                if len(replica.ranks) == 1 or not gone:
+                    yield replica, rank
 
     def _one_at_a_time(self, before: Record | None, record: Record, written: "Written") -> None:
         last, now = before.last_pass if before is not None else None, record.last_pass
@@ -395,18 +402,10 @@ class Invariants:
         for model in record.models.values():
             known = before.models.get(model.name) if before is not None else None
             if known is not None and known.removed and not model.removed:
-                self._begins_anew(model.name)
-                continue
+                continue  # it comes back: that no number comes twice is seen where starts arrive
             for ordinal, n in known.placements.items() if known is not None else ():
                 if model.placements.get(ordinal, 0) < n:
                     self.violate(f"recorded: placements of {model.name}/{ordinal} fell from {n}")
-
-    def _begins_anew(self, model: str) -> None:
-        """A model that was gone altogether and is there again: its numbers begin anew, nothing of it lives."""
-        living = {shard for node in self._world.nodes.values() for shard in self.engines(node)}
-        for shard in [shard for shard, spec in self.specs.items() if spec.model == model]:
-            if shard not in living:
-                del self.specs[shard]
 
     def _endpoints_are_real(self, record: Record) -> None:
         for endpoint in record.endpoints:

@@ -5,6 +5,8 @@ leaves out every event that the failure does not need and writes the rest to ``f
 """
 
 import argparse
+import ctypes
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from tests.sim.history import History, Ran, play
 from tests.sim.kept import keep
 from tests.sim.making import make
 
+PR_SET_PDEATHSIG = 1
 TOLD_EVERY = 10.0
 """Seconds between two lines of progress."""
 
@@ -40,7 +43,7 @@ def many(seeds: range, *, processes: int) -> int:
     """1 when any fails. All are played: how many fail says more than the first."""
     began = told = time.monotonic()
     failed: list[int] = []
-    with ProcessPoolExecutor(processes) as pool:
+    with ProcessPoolExecutor(processes, initializer=_dies_with_its_parent) as pool:
         for done, (seed, violations) in enumerate(pool.map(_played, seeds, chunksize=5), start=1):
             if violations:
                 failed.append(seed)
@@ -53,6 +56,11 @@ def many(seeds: range, *, processes: int) -> int:
     for seed in failed:
         _say(f"failed: {_again(seed)}")
     return int(bool(failed))
+
+
+def _dies_with_its_parent() -> None:
+    """Otherwise a worker of a run that was killed waits for ever."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _played(seed: int) -> tuple[int, tuple[str, ...]]:

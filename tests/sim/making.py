@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
-from tests.sim.commits import edited, first_wish, with_adapters, with_gangs
-from tests.sim.deeds import APPLIES, FATE, HANDS, Event
+from tests.sim.commits import FleetWish, edited, first_wish, with_adapters, with_gangs
+from tests.sim.deeds import APPLIES, FATE, HANDS, LINES, Event
 from tests.sim.history import History
 
 
@@ -15,6 +15,10 @@ def make(seed: int) -> History:
     start = wish = first_wish(rng)
     events = [Event(kind="settle a while", seconds=rng.choice((0.1, 40.0, 120.0, 120.0)))]
     for _ in range(rng.randint(4, 8)):
+        if rng.random() < 0.15:
+            scene, wish = _late_orders(rng, wish)
+            events += scene
+            continue
         if rng.random() < 0.8:
             text, wish = edited(rng, wish)
             events.append(Event(kind="commit", text=text, wish=wish, gap=rng.choice((0.0, 0.0, 3.0))))
@@ -30,6 +34,18 @@ def make(seed: int) -> History:
             events.append(event_of(rng, kind, gaps=(0.0, 10.0, 40.0, 130.0)))
     history = History(seed=seed, start=start, events=tuple(events), allow_prune=rng.random() < 0.7)
     return _with_gangs(history) if seed % 3 == 1 else history
+
+
+def _late_orders(rng: Random, wish: FleetWish) -> tuple[list[Event], FleetWish]:
+    """An apply dies while its orders are under way, and somebody changes their mind: the next one commands before they come."""
+    text, wish = edited(rng, wish)
+    node, seconds = rng.randint(1, 4), rng.choice((20.0, 60.0))
+    line = Event(kind=rng.choice(LINES), node=node, seconds=seconds, calls=rng.randint(1, 90))
+    dies = Event(kind="apply", calls=rng.randint(2, 60), at_work=True)
+    again, other = edited(rng, wish)
+    scene = [line, Event(kind="commit", text=text, wish=wish), dies]
+    scene += [Event(kind="commit", text=again, wish=other), Event(kind="apply", gap=rng.choice((0.0, 30.0)))]
+    return scene, other
 
 
 def _with_gangs(history: History) -> History:
