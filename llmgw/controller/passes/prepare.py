@@ -175,8 +175,10 @@ async def _against_record(fleet: Fleet, commit: Commit | None, record: Record) -
         return True, False
     if commit == applied:
         return False, False
+    if await fleet.source.is_ancestor(applied, commit):
+        return False, False
     goes_back = await fleet.source.is_ancestor(commit, applied)
-    return goes_back, not goes_back and not await fleet.source.is_ancestor(applied, commit)
+    return goes_back, not goes_back
 
 
 def _first_record(fleet: Fleet, wish: Wish) -> Record:

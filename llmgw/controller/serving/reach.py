@@ -32,6 +32,6 @@ class KeptLinks(Links):
         self._gone[node.name] = (way_of(node), str(error))
         await self.drop(node.name)
 
-    def found(self, node: str) -> None:
-        """The node answers, or nobody looks after it any more."""
-        self._gone.pop(node, None)
+    def found(self, node: str) -> bool:
+        """The node answers, or nobody looks after it any more. Whether it was out of reach."""
+        return self._gone.pop(node, None) is not None

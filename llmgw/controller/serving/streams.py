@@ -97,7 +97,8 @@ class _Followed:
         try:
             await self._listen(node)
         except NoAgentError:
-            self._links.found(node.name)  # the machine answers: a pass can look at it and set it up
+            if self._links.found(node.name):  # the machine answers: a pass can look at it and set it up
+                self._hints.hint("watch", f"node {node.name} answers, and has no agent")
             await self._links.drop(node.name)
         except RetryError as failed:
             if self._begun:

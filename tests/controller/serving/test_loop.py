@@ -281,6 +281,21 @@ def _reach(it: Looped, name: str) -> str:
     return next((row.reach for row in status.nodes if row.name == name), "") if status else ""
 
 
+def test_a_machine_that_comes_back_without_its_agent_is_set_up_as_soon_as_it_answers() -> None:
+    async def main() -> None:
+        async with looped() as it:
+            await it.rests()
+            machine = it.world.machines["gpu01"]
+            machine.go_down()
+            await it.until(lambda: _reach(it, "gpu01") == "unreachable", within=40)
+            await asyncio.sleep(100)
+            machine.replace_agent(None)
+            machine.come_back()
+            await it.until(lambda: machine.service is not None, within=32)
+
+    run(main())
+
+
 # ---- trouble ---------------------------------------------------------------------------------------------
 
 
