@@ -137,6 +137,8 @@ def load_settings(
         raise InvalidError(tuple(reader.problems))
     assert settings is not None
     settings = replace(settings, hosts=_git_hosts(environ, written))
+    if settings.file_in_repository and (place := settings.hosts.places.get("token")) is not None:
+        _refuse_committed_token(place, settings.file, repo=given.get("repo"))
     parts = {name: written[name].value for name in configuration.NAMES if name in written}
     return replace(settings, serving=configuration.serving(parts))
 
@@ -156,6 +158,20 @@ def _git_hosts(environ: Mapping[str, str], written: Mapping[str, _Given]) -> Git
     if problems:
         raise InvalidError(tuple(problems))
     return githosts.git_hosts(values, places)
+
+
+def _refuse_committed_token(place: Where, file: Path | None, *, repo: _Given | None) -> None:
+    """Neither the token nor the host that gets it may be named by a file that others commit to: they could have any file of
+    this machine sent to a host of theirs."""
+    outside = "in a llmgw.yaml outside of any repository (--config, LLMGW_CONFIG)"
+    if place.file == str(file):
+        what = "token stands in a file of a repository, where a commit could send it to another host"
+        instead = f"name it in {variable('token')}, or {outside}"
+        raise InvalidError((Problem(where=place, what=what, instead=instead),))
+    if repo is not None and repo.where is not None and "https://" in str(repo.value):
+        what = "the host that gets the token is named in a file of a repository, where a commit could name another"
+        instead = f"name it in {variable('repo')} or with --repo, or both {outside}"
+        raise InvalidError((Problem(where=repo.where, what=what, instead=instead),))
 
 
 def enclosing_repository(start: Path) -> Path | None:

@@ -112,6 +112,30 @@ def test_what_can_not_be_meant_is_refused_with_what_to_write(tmp_path: Path) -> 
     assert "canary" not in "".join(wrong(tmp_path, LLMGW_TOKEN="{fromEnv: [canary"))
 
 
+def test_a_token_is_never_named_by_what_a_commit_may_change(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    text = "repo: https://git.example/fleet.git\ntoken: {fromFile: /home/ann/.ssh/id_ed25519}\n"
+    (tmp_path / "llmgw.yaml").write_text(text)
+    with pytest.raises(
+        InvalidError, match=r"llmgw\.yaml:2:1: token stands in a file of a repository.*LLMGW_TOKEN"
+    ):
+        load(tmp_path, text)
+    text = text.splitlines()[0]
+    with pytest.raises(
+        InvalidError, match=r"llmgw\.yaml:1:1: the host that gets the token is named in a file of a repo"
+    ):
+        load(tmp_path, text, LLMGW_TOKEN="{fromEnv: T}")
+    both = {"LLMGW_TOKEN": "{fromEnv: T}", "LLMGW_REPO": "https://git.example/fleet.git"}
+    assert load(tmp_path, text, **both).hosts.token == FromEnv(from_env="T")
+    named = load_settings(
+        flags={},
+        environ={"HOME": "/home/ann", **both},
+        cwd=tmp_path.parent,
+        config=str(tmp_path / "llmgw.yaml"),
+    )
+    assert named.hosts.token is not None, "who names a file says that it is theirs"
+
+
 def test_a_token_and_an_authority_open_a_host(tmp_path: Path) -> None:
     with https_host(tmp_path) as host:
         pushed = host.repositories.push(FILES)
