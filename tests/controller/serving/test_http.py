@@ -318,6 +318,17 @@ async def raw(where: httpx.AsyncClient) -> tuple[asyncio.StreamReader, asyncio.S
     return await asyncio.open_connection(where.base_url.host, where.base_url.port)
 
 
+async def still_answers(client: httpx.AsyncClient) -> None:
+    """Others than the one that was cut off. With limits as short as in these tests a busy machine may cut off anybody."""
+    async with asyncio.timeout(DEADLINE):
+        while True:
+            try:
+                if (await client.get("/healthz")).status_code == 200:
+                    return
+            except httpx.TransportError:
+                await asyncio.sleep(0.05)
+
+
 HEAD = b"POST /hook/forge HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
@@ -380,22 +391,17 @@ def test_a_content_length_that_lies_leads_to_nothing() -> None:
         around = surroundings()
         sent = push("github")
         lines = "".join(f"{name}: {value}\r\n" for name, value in sent.headers.items()).encode()
+        head = b"POST /hook/forge HTTP/1.1\r\nHost: x\r\n" + lines
         async with served(around, limits=QUICK) as client:
             reader, writer = await raw(client)
-            writer.write(
-                b"POST /hook/forge HTTP/1.1\r\nHost: x\r\n"
-                + lines
-                + b"Content-Length: 999999\r\n\r\n"
-                + sent.body
-            )
+            writer.write(head + b"Content-Length: 999999\r\n\r\n" + sent.body)
             assert await until_cut_off(reader, writer) == b"", "the rest never comes"
+        async with served(around) as client:
             reader, writer = await raw(client)
-            writer.write(
-                b"POST /hook/forge HTTP/1.1\r\nHost: x\r\n" + lines + b"Content-Length: 5\r\n\r\n" + sent.body
-            )
+            writer.write(head + b"Content-Length: 5\r\n\r\n" + sent.body + b"\r\n\r\n")
             answered = await until_cut_off(reader, writer)
             assert answered.startswith(b"HTTP/1.1 401 ")
-            assert answered.count(b"HTTP/1.1") == 1, "what follows is no request"
+            assert answered.count(b"HTTP/1.1 400 ") == 1, "what follows is no request"
             assert around.hints.take().text == ""
 
     run(test)
@@ -420,7 +426,7 @@ def test_a_slow_client_is_cut_off(begins: bytes, goes_on: bytes) -> None:
             reader, writer = await raw(client)
             writer.write(begins)
             await until_cut_off(reader, writer, dribble=goes_on)
-            assert (await client.get("/healthz")).status_code == 200
+            await still_answers(client)
 
     run(test)
 
@@ -429,10 +435,18 @@ def test_who_does_not_take_the_answer_is_cut_off() -> None:
     async def test() -> None:
         long = "." * 20_000_000
         async with served(surroundings(known=snapshot(holder=long)), limits=QUICK) as client:
-            reader, writer = await raw(client)
-            ours = writer.get_extra_info("sockname")
-            writer.write(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert (await reader.readexactly(12)).endswith(b"200"), "it answers, and we read no further"
+            ours = None
+            while ours is None:  # where the machine is so busy that even the request was too slow, again
+                reader, writer = await raw(client)
+                writer.write(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
+                try:
+                    assert (await reader.readexactly(12)).endswith(b"200"), (
+                        "it answers, and we read no further"
+                    )
+                except (asyncio.IncompleteReadError, ConnectionError):
+                    writer.close()
+                else:
+                    ours = writer.get_extra_info("sockname")
             await until(lambda: not any(it.raddr == ours for it in psutil.Process().net_connections("tcp")))
             writer.transport.abort()
 
