@@ -239,6 +239,10 @@ class Invariants:
         seen = watch.seen.get(spec.model, set()) & watch.known
         if replica not in seen:
             return  # it did not serve anybody
+        commit, last = watch.record.commit, watch.record.last_pass
+        frozen = commit is not None and self._world.commits.wish_of(commit).suspend
+        if frozen and last is not None and not last.override:
+            self.violate(f"{method} of {shard} by serial {serial}, which serves, and changes are frozen")
         if method == "stop":
             # When the pass looked it was not ready yet; otherwise it would have been drained. What is under way for long
             # (a slow line, a machine that slept as it sent) was decided when it was sent.

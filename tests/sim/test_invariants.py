@@ -282,6 +282,19 @@ def test_a_serving_replica_that_is_stopped_without_a_drain() -> None:
     assert "was never drained" in planted(plant)
 
 
+def test_something_is_taken_away_while_changes_are_frozen() -> None:
+    async def plant(world: World) -> None:
+        world.commits.add(replace(WISH, suspend=True))
+        record = begun(record_of(world), lease_until=world.clock.now())
+        record = replace(record, commit=await world.commits.newest())
+        plan = world.store.plans[max(world.store.plans)]
+        store = world.store.at("ann@desk")
+        await store.write(record, after=world.store.written[-1].version, message="planted", plan=plan)
+        await sent(world, "drain", command(record.serial, engine(world, "ant").order.shard))
+
+    assert "and changes are frozen" in planted(plant)
+
+
 def test_the_last_replica_of_a_protected_model_is_taken_away() -> None:
     async def plant(world: World) -> None:
         world.commits.add(replace(WISH, models=WISH.models[:1]))
