@@ -30,7 +30,7 @@ LENGTH: Final = 12
 def build_of(package: Path) -> str:
     """``package`` is the folder of llmgw. Twelve hex digits; a few milliseconds, unlike a bundle."""
     told = hashlib.sha256()
-    for file in _files(package):
+    for file in files_of(package):
         data = file.read_bytes()
         told.update(f"{file.relative_to(package)} {len(data)}\n".encode() + data)
     for name in PACKAGES:
@@ -38,7 +38,8 @@ def build_of(package: Path) -> str:
     return told.hexdigest()[:LENGTH]
 
 
-def _files(package: Path) -> Iterator[Path]:
+def files_of(package: Path) -> Iterator[Path]:
+    """At least those that a bundle holds."""
     for part in PARTS:
         yield from sorted((package / part).rglob("*.py"))
     yield from (package / name for name in FILES)
