@@ -26,7 +26,7 @@ from llmgw.model.record import Record
 FORMAT_VERSION = 1
 
 
-@click.group(short_help="Rotate the secret that API keys are made from; show which one is in force.")
+@click.group(short_help="Rotate the secret that keys are made from; show which is in force.")
 def secret() -> None:
     """The fleet secret, from which every replica's API key is made.
 
