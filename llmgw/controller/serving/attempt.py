@@ -65,8 +65,11 @@ class Attempted:
 
     @property
     def failed(self) -> bool:
-        """Whether the same again, after a pause, is what helps."""
+        """Whether the same again, after a pause, may be what helps. Of a commit that is refused: not while it says what it
+        says, but somebody may yet push it."""
         last = self.last
+        if self.refused is not None:
+            return not isinstance(self.refused.error, InvalidError)
         if self.result is None:
             return last.ended != INVALID
         return bool(self.result.errors or self.result.unrecorded)

@@ -139,6 +139,22 @@ def test_a_commit_that_cannot_be_applied_is_told_once_and_what_was_applied_is_ke
     run(main())
 
 
+def test_a_commit_that_is_pushed_a_while_after_it_was_made_is_applied_soon_after() -> None:
+    async def main() -> None:
+        async with looped() as it:
+            await it.rests()
+            it.branch.is_pushed = False
+            new = it.push(Model(), Model(name="embed"))
+            await it.until(lambda: it.refusals)
+            assert "is not pushed to any remote" in it.refusals[0].problems[0]
+            await asyncio.sleep(20)
+            it.branch.is_pushed = True
+            await it.until(lambda: "embed" in serving(it), within=35)
+            assert [event.commit for event in it.refusals] == [new]
+
+    run(main())
+
+
 def test_the_first_commit_may_be_one_that_cannot_be_applied() -> None:
     async def main() -> None:
         async with looped() as it:
