@@ -194,6 +194,7 @@ def test_a_push_reaches_the_nodes_by_its_webhook_and_the_forge_shows_how_it_went
             )
             assert "manifests/embed.yaml" in wrong
             assert client.serving() == ["chat", "embed"]
+            assert states(second)[-1] == "success", "it is kept up, and stays what it was shown as"
 
             process.terminate()
             _, told = process.communicate(timeout=WITHIN)

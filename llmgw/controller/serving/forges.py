@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from llmgw.controller.serving.configuration import Forge
 
-State = Literal["pending", "success", "failure"]
+State = Literal["pending", "success", "failure", "superseded"]
 DESCRIPTION = 140
 """Characters: what GitHub takes; the others take more."""
 BASES: Mapping[Forge, str] = {"github": "https://api.github.com", "gitlab": "https://gitlab.com/api/v4"}
@@ -43,7 +43,9 @@ def request(
     description = shortened(told.description)
     if forge == "gitlab":
         link = {"target_url": target_url} if target_url else {}
-        state = {"failure": "failed", "pending": "running"}.get(told.state, told.state)
+        state = {"failure": "failed", "pending": "running", "superseded": "canceled"}.get(
+            told.state, told.state
+        )
         return Request(
             url=f"{api.rstrip('/')}/projects/{quote(repository, safe='')}/statuses/{told.commit}",
             headers={"PRIVATE-TOKEN": token},
@@ -62,7 +64,12 @@ def request(
     return Request(
         url=f"{api.rstrip('/')}/repos/{place}/statuses/{told.commit}",
         headers=headers,
-        body={"state": told.state, "context": context, "description": description, **link},
+        body={
+            "state": "error" if told.state == "superseded" else told.state,
+            "context": context,
+            "description": description,
+            **link,
+        },
     )
 
 

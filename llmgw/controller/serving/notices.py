@@ -6,6 +6,7 @@ Listens to the loop and hands over; sending goes on beside it and never holds it
 import asyncio
 import json
 import logging
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,17 +23,29 @@ from llmgw.controller.serving.configuration import CommitStatus, Notices, Post
 from llmgw.controller.serving.forges import BASES, CommitState, request
 from llmgw.controller.serving.posting import Letter, Postbox, Sendable
 from llmgw.controller.serving.snapshot import (
+    ERROR,
     HELD,
+    INVALID,
     CommitRefused,
     Event,
     HeadMoved,
+    LastPass,
     PassBegan,
     PassEnded,
     Snapshots,
 )
-from llmgw.controller.serving.troubles import Telling, Told, Trouble, lasting, of_pass, of_refusal
+from llmgw.controller.serving.troubles import (
+    MADE_WAY,
+    Telling,
+    Told,
+    Trouble,
+    lasting,
+    of_pass,
+    of_refusal,
+)
 from llmgw.model.exitcode import CHANGES, DONE
 from llmgw.model.problems import InvalidError, Problem, StalledError
+from llmgw.model.record import Outcome
 from llmgw.wire.codec import from_json, to_json
 
 LOG = logging.getLogger("llmgw.serve.notices")
@@ -41,6 +54,8 @@ TEXT = 3000
 """Characters of one text: chats cut longer ones themselves, in worse places."""
 LAST_WORDS = 5.0
 """Seconds for what is not sent yet when serve ends."""
+REMEMBERED = 100
+"""Commits whose last state is known: a newer one comes long before."""
 STATE_FILE = "notices.json"
 MOST_STATE = 8 * 1024 * 1024  # bytes
 
@@ -99,17 +114,19 @@ class Teller:
         return [*own, *(post.box for post in self._posts)]
 
     def told(self, event: Event) -> None:
-        if self._statuses is not None:
-            self._statuses.told(event)
         match event:
+            case HeadMoved():
+                self._refused = None
             case CommitRefused():
                 self._refused = of_refusal(event)
-            case PassEnded(last=last) if last.ended != HELD:
-                if last.commit is not None and self._refused is not None and last.code in (DONE, CHANGES):
-                    self._refused = None
-                self._news(of_pass(last))
+            case PassEnded(last=last) if _mended(self._refused, last):
+                self._refused = None
             case _:
                 pass
+        if self._statuses is not None:
+            self._statuses.told(event, refused=self._refused.commit if self._refused is not None else None)
+        if isinstance(event, PassEnded) and event.last.ended not in MADE_WAY:
+            self._news(of_pass(event.last))
 
     def _news(self, failed: Trouble | None) -> None:
         now, status = self._sender.clock.now(), self._sender.snapshots.now.status
@@ -144,6 +161,11 @@ class Teller:
             LOG.warning("%s can't be read, so some notices come twice: %s", self._file, type(wrong).__name__)
 
 
+def _mended(refused: Trouble | None, last: LastPass) -> bool:
+    """The very commit that was refused could be used: what was wrong was not in it."""
+    return refused is not None and last.commit == refused.commit and last.ended not in (INVALID, ERROR, HELD)
+
+
 class _Statuses:
     """The state of each commit at the forge."""
 
@@ -167,36 +189,53 @@ class _Statuses:
                 )
             )
         sender.lookup(configured.token)
-        self._last: tuple[str, str, str] | None = None
+        self._last: OrderedDict[str, tuple[str, str]] = OrderedDict()
 
-    def told(self, event: Event) -> None:
+    def told(self, event: Event, *, refused: str | None) -> None:
+        """While a commit is refused the one before it is kept up: how that goes changes nothing of what it was told."""
         match event:
-            case HeadMoved(new=commit):
+            case HeadMoved(old=old, new=commit):
+                if old is not None and self._last.get(old, ("", ""))[0] == "pending":
+                    self._superseded(old)
                 self._tell(CommitState(commit=commit, state="pending", description="Seen; a pass follows"))
             case PassBegan(commit=commit, sentence=sentence) if commit is not None:
-                self._tell(CommitState(commit=commit, state="pending", description=sentence))
-            case PassEnded(last=last, settled=settled) if last.commit is not None and last.ended != HELD:
-                if last.code not in (DONE, CHANGES):
-                    text = next(iter(last.errors), last.sentence)
-                    self._tell(CommitState(commit=last.commit, state="failure", description=text))
-                elif settled:
-                    self._tell(CommitState(commit=last.commit, state="success", description=last.sentence))
-                else:
-                    text = f"On its way: {last.sentence}"
-                    self._tell(CommitState(commit=last.commit, state="pending", description=text))
+                if refused in (None, commit):
+                    self._tell(CommitState(commit=commit, state="pending", description=sentence))
+            case PassEnded(last=last, settled=settled):
+                if last.commit is not None and refused in (None, last.commit):
+                    self._ended(last, last.commit, settled=settled)
             case CommitRefused(commit=commit, problems=problems):
                 text = next(iter(problems), "it can't be applied as it is written")
                 self._tell(CommitState(commit=commit, state="failure", description=text))
             case _:
                 pass
 
+    def _ended(self, last: LastPass, commit: str, *, settled: bool) -> None:
+        if last.ended == Outcome.SUPERSEDED.value:
+            self._superseded(commit)
+        elif last.ended in MADE_WAY:
+            return
+        elif last.code not in (DONE, CHANGES):
+            text = next(iter(last.errors), last.sentence)
+            self._tell(CommitState(commit=commit, state="failure", description=text))
+        elif settled:
+            self._tell(CommitState(commit=commit, state="success", description=last.sentence))
+        else:
+            text = f"On its way: {last.sentence}"
+            self._tell(CommitState(commit=commit, state="pending", description=text))
+
+    def _superseded(self, commit: str) -> None:
+        self._tell(CommitState(commit=commit, state="superseded", description="A newer commit came"))
+
     def _tell(self, state: CommitState) -> None:
         """Not what it says already. GitLab refuses a state that a commit has, whatever the text beside it."""
         by_text = self._configured.provider != "gitlab" and state.state != "success"
-        now = (state.commit, state.state, state.description if by_text else "")
-        if now == self._last:
+        now = (state.state, state.description if by_text else "")
+        if self._last.get(state.commit) == now:
             return
-        self._last = now
+        self._last[state.commit] = now
+        if len(self._last) > REMEMBERED:
+            self._last.popitem(last=False)
         what = f"commit {state.commit[:10]}: {state.state}"
         self.box.put(Letter(what=what, make=partial(self._made, state), key=state.commit))
 

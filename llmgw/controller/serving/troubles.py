@@ -11,10 +11,13 @@ from typing import Literal
 from llmgw.controller.serving.snapshot import HELD, CommitRefused, LastPass
 from llmgw.model.alerts import Alert, Severity
 from llmgw.model.exitcode import BLOCKED, CHANGES, DONE
+from llmgw.model.record import Outcome
 
 KEPT = 2000
 """Ids that are remembered as told. A fleet in which more is wrong at once has been told of enough."""
 ERRORS_TOLD = 5
+MADE_WAY = frozenset({HELD, Outcome.SUPERSEDED.value, Outcome.INTERRUPTED.value})
+"""Ends of passes that are no failures: others are applying, a newer commit came, serve ends."""
 RANK = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
 
@@ -69,8 +72,8 @@ def of_refusal(refused: CommitRefused) -> Trouble:
 
 
 def of_pass(last: LastPass) -> Trouble | None:
-    """None: it did all that it had to, or somebody else was at it."""
-    if last.code in (DONE, CHANGES) or last.ended == HELD:
+    """None: it did all that it had to, or made way for somebody else or for what comes next."""
+    if last.code in (DONE, CHANGES) or last.ended in MADE_WAY:
         return None
     blocked = last.code == BLOCKED
     return Trouble(

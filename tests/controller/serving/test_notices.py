@@ -181,6 +181,50 @@ def test_each_forge_gets_its_own_form() -> None:
     assert shortened("a\n  b") == "a b"
 
 
+def test_a_commit_that_a_newer_one_overtook_is_shown_as_such_and_no_trouble(tmp_path: Path) -> None:
+    async def test() -> None:
+        newer = Commit("b" * 40)
+        async with hearer() as hears, at_work(tmp_path, hears, status_at(hears)) as (teller, _):
+            teller.told(HeadMoved(old=None, new=COMMIT))
+            await hears.until(lambda all_: len(all_) == 1)
+            teller.told(HeadMoved(old=COMMIT, new=newer))
+            await hears.until(lambda all_: len(all_) == 3)
+            teller.told(ended(ended="superseded", code=5))
+            teller.told(ended(ended="interrupted", code=5))
+            teller.told(ended(commit=newer))
+            heard = await hears.until(lambda all_: len(all_) == 4)
+        assert [(it.path[-4:], it.body["state"]) for it in heard] == [
+            (COMMIT[-4:], "pending"),
+            (COMMIT[-4:], "error"),
+            ("bbbb", "pending"),
+            ("bbbb", "success"),
+        ]
+
+    run(test)
+    assert of_pass(last_pass(ended="superseded", code=5)) is None
+    assert of_pass(last_pass(ended="interrupted", code=5)) is None
+
+
+def test_while_a_commit_is_refused_the_one_that_is_kept_up_stays_as_it_was_shown(tmp_path: Path) -> None:
+    async def test() -> None:
+        wrong = Commit("b" * 40)
+        async with hearer() as hears, at_work(tmp_path, hears, status_at(hears)) as (teller, _):
+            teller.told(ended())
+            teller.told(HeadMoved(old=COMMIT, new=wrong))
+            await hears.until(lambda all_: len(all_) == 2)
+            teller.told(CommitRefused(commit=wrong, problems=("a.yaml:1:1: no",)))
+            teller.told(PassBegan(commit=COMMIT, trigger="watch", sentence="Start chat"))
+            teller.told(ended(ended="invalid", code=1, errors=("a.yaml:1:1: no",)))
+            await hears.until(lambda all_: len(all_) == 3)
+            teller.told(ended(commit=wrong, ended="error", code=1))
+            teller.told(ended(commit=wrong, sentence="Its signer is known now"))
+            heard = await hears.until(lambda all_: len(all_) > 3 and all_[-1].body["state"] == "success")
+        assert {it.body["state"] for it in heard if it.path.endswith(COMMIT)} == {"success"}
+        assert heard[-1].body["description"] == "Its signer is known now"
+
+    run(test)
+
+
 def test_gitlab_is_not_told_a_state_twice_it_refuses_that(tmp_path: Path) -> None:
     async def test() -> None:
         async with hearer() as hears, at_work(tmp_path, hears, status_at(hears, "gitlab")) as (teller, _):
@@ -276,6 +320,7 @@ def test_a_refused_commit_is_told_instead_of_the_pass_that_could_not_use_it(tmp_
             teller.told(CommitRefused(commit=COMMIT, problems=("a.yaml:1:1: no",)))
             teller.told(ended(ended="invalid", code=1))
             teller.told(ended(ended="invalid", code=1))
+            teller.told(HeadMoved(old=COMMIT, new=Commit("b" * 40)))
             teller.told(ended(commit=Commit("b" * 40)))
             heard = await hears.until(lambda all_: len(all_) == 2)
         assert [(it.body["event"], it.body["kind"]) for it in heard] == [
