@@ -121,7 +121,8 @@ class Fleet:
     def _set(self, step: Step, state: str) -> None:
         node = self.nodes[step.node or ""]
         shard = node.shards[step.shard or ""]
-        node.shards[shard.shard] = replace(shard, state=state, since=self.now)
+        if shard.state != "stopped":  # told once more, it stays as it is
+            node.shards[shard.shard] = replace(shard, state=state, since=self.now)
 
     def advance(self) -> None:
         """Every agent gets one state further."""

@@ -400,3 +400,60 @@ def test_silence_is_written_down_once() -> None:
     lose(world, "gpu01")
     once = recording.observe(world.record, world.observe(), world.now, grace=300)
     assert recording.observe(once, world.observe(), world.now + GRACE, grace=300) is once
+
+
+# ---- whatever happens --------------------------------------------------------------------------------
+
+
+def never_twice(world: Fleet) -> None:
+    """No GPU and no port of a node is held by two shards that live, whether or not the node can be asked."""
+    for state in world.nodes.values():
+        living = [shard.claims for shard in state.shards.values() if shard.state not in ("stopped", "failed")]
+        for held in (
+            [gpu.uuid for claims in living for gpu in claims.gpus],
+            [port for claims in living for port in claims.ports],
+        ):
+            assert len(held) == len(set(held)), f"{state.name}: {held}"
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(FOUR), st.sampled_from(["cut", "heal", "wipe", "drain"]), st.integers(0, 400)
+        ),
+        max_size=10,
+    )
+)
+def test_whatever_nodes_do_nothing_is_held_twice_and_in_the_end_there_is_one_copy_of_each(
+    deeds: list[tuple[str, str, int]],
+) -> None:
+    wanted = lab(model("chat", replicas=2), model("big", PAIR), model("code"))
+    world = settled(wanted, gpus=2)
+    world.check = never_twice
+    for name, deed, wait in deeds:
+        state = world.nodes[name]
+        if deed == "cut":
+            lose(world, name)
+        elif deed == "heal":
+            come_back(world, name)
+        elif deed == "wipe":
+            state.shards.clear()
+            state.reach = Reach.NO_AGENT
+        else:
+            it = world.desired.nodes[name]
+            turned = replace(it, spec=replace(it.spec, drain=not it.spec.drain))
+            world.desired = replace(world.desired, nodes={**world.desired.nodes, name: turned})
+        world.one_pass()
+        world.advance()
+        world.now += timedelta(seconds=wait)
+        world.one_pass()
+    for state in world.nodes.values():
+        if state.reach is Reach.UNREACHABLE:
+            state.reach = Reach.OK
+    world.desired = wanted
+    made = world.settle()
+    assert not made.changes
+    copies = sorted((replica.model, replica.ordinal) for replica in world.record.replicas.values())
+    assert copies == [("big", 0), ("chat", 0), ("chat", 1), ("code", 0)]
+    assert (world.ready("chat"), world.ready("big"), world.ready("code")) == (2, 1, 1)
