@@ -53,7 +53,9 @@ class Fleet:
             results = self.execute(made)
             self.record = recording.end(intent, made, results, seen, now=self.now)
         else:
-            self.record = recording.observe(self.record, seen, self.now, grace=self.desired.fleet.unreachable.grace)
+            self.record = recording.observe(
+                self.record, seen, self.now, grace=self.desired.fleet.unreachable.grace
+            )
         self.check(self)
         return made
 
@@ -87,6 +89,11 @@ class Fleet:
             return
         node = self.nodes[step.node]
         assert node.reach is not Reach.UNREACHABLE, f"{step.id} is sent to a node that can't be reached"
+        self._prepare(node, step)
+        self._command(node, step)
+
+    def _prepare(self, node: NodeState, step: Step) -> None:
+        """The agent itself, and its jobs."""
         match step.kind:
             case StepKind.BOOTSTRAP:
                 node.reach = Reach.OK
@@ -98,6 +105,13 @@ class Fleet:
             case StepKind.FETCH if step.fetch is not None:
                 weights = WeightsFact(digest=step.fetch.digest, path="/w", size=1)
                 node.facts = replace(node.facts, weights=(*node.facts.weights, weights))
+            case StepKind.CANCEL:
+                node.jobs.pop(step.job or "", None)
+            case _:
+                pass
+
+    def _command(self, node: NodeState, step: Step) -> None:
+        match step.kind:
             case StepKind.START if step.launch is not None:
                 state = "doomed" if self.fails(step) else "pending"
                 lora = step.launch.lora.adapters if step.launch.lora is not None else ()
@@ -111,8 +125,6 @@ class Fleet:
                 self._set(step, "draining")
             case StepKind.STOP if step.shard in node.shards:
                 self._set(step, "stopping")
-            case StepKind.CANCEL:
-                node.jobs.pop(step.job or "", None)
             case StepKind.FORGET:
                 node.shards.pop(step.shard or "", None)
             case _:
