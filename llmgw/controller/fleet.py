@@ -7,6 +7,7 @@ Only seams and values stand here, so that the simulation builds a fleet of fakes
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Protocol
 
 from llmgw.clock import Clock
@@ -17,6 +18,7 @@ from llmgw.core.adapter import EngineAdapter
 from llmgw.model.desired import Desired
 from llmgw.model.ids import Commit, FleetId
 from llmgw.model.problems import Where
+from llmgw.model.record import LEASE
 from llmgw.model.weights import Inspection
 
 
@@ -121,6 +123,7 @@ class Fleet:
     holder: str
     instance: str = ""
     agent_build: Callable[[], str] = _any_build  # of the files that agents are made of here
+    lease: timedelta = LEASE  # for how long an intent of this controller keeps others out
     actor: str
     trigger: str = "manual"
     environment: Mapping[str, str]

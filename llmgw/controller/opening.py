@@ -4,6 +4,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -156,6 +157,7 @@ async def opened(
         lock=_lock(settings, clock),
         first_id=FleetId(f"fleet-{secrets.token_hex(8)}"),
         holder=settings.holder,
+        lease=timedelta(seconds=settings.lease),
         agent_build=partial(build_of, Path(llmgw.__file__).parent),
         actor=settings.holder,
         trigger=trigger,

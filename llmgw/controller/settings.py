@@ -21,6 +21,7 @@ from llmgw.controller.serving.configuration import Serving
 from llmgw.manifests import yamltext
 from llmgw.model.ids import digest
 from llmgw.model.problems import InvalidError, Problem, Where
+from llmgw.model.record import LEASE
 
 FILE = "llmgw.yaml"
 DEFAULT_STATE_REF = "llmgw/state"
@@ -28,6 +29,7 @@ DEFAULT_LISTEN = "127.0.0.1:9470"
 _LISTEN = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]*):\d{1,5}$")
 DEFAULT_POLL, DEFAULT_RESYNC = 30.0, 300.0  # seconds
 _LEAST_INTERVAL = 1.0  # seconds; more often would only be load
+LEAST_LEASE = 10.0  # seconds; a push over a slow line must fit in several times
 _MAX_FILE = 2 * 1024 * 1024  # bytes; keys of those who sign may stand in it
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}  # in a variable all is text
 _DURATION = re.compile(r"^(\d+(?:\.\d+)?)(ms|s|m|h)$")
@@ -50,6 +52,7 @@ NAMES = (
     "holder",
     "endpointsFile",
     "lockTimeout",
+    "lease",
     "listen",
     "pollInterval",
     "resyncInterval",
@@ -82,6 +85,7 @@ class Settings:
     holder: str
     endpoints_file: Path | None
     lock_timeout: float  # seconds
+    lease: float  # seconds for which an intent keeps other controllers out
     listen: str | None  # host and port that `llmgw serve` answers at; None: it does not
     poll_interval: float  # seconds between looks of `llmgw serve` at the branch
     resync_interval: float  # seconds between passes of `llmgw serve` that nobody hinted at
@@ -252,6 +256,7 @@ def _settle(
         holder=reader.holder(),
         endpoints_file=reader.path("endpointsFile"),
         lock_timeout=reader.duration("lockTimeout"),
+        lease=reader.interval("lease", LEASE.total_seconds(), least=LEAST_LEASE),
         listen=reader.listen(),
         poll_interval=reader.interval("pollInterval", DEFAULT_POLL),
         resync_interval=reader.interval("resyncInterval", DEFAULT_RESYNC),
@@ -335,14 +340,14 @@ class _Reader:
     def has(self, name: str) -> bool:
         return name in self._given
 
-    def interval(self, name: str, default: float) -> float:
-        """A duration that can't be none: something is done again and again after it."""
+    def interval(self, name: str, default: float, *, least: float = _LEAST_INTERVAL) -> float:
+        """Seconds, ``least`` of them or more: a duration after which something is done again and again."""
         if name not in self._given:
             return default
         seconds = self.duration(name)
-        if seconds < _LEAST_INTERVAL and not self.problems:
+        if seconds < least and not self.problems:
             given = self._given[name]
-            self._wrong(given, f"{name} is {given.value}, less than a second", "write 30s or 5m")
+            self._wrong(given, f"{name} is {given.value}, less than {least:g}s", "write 30s or 5m")
         return seconds
 
     def listen(self) -> str | None:

@@ -6,7 +6,7 @@ Laid out as ``record.json`` (head, models, the last pass), ``replicas/<model>/<r
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
 
@@ -20,6 +20,8 @@ from llmgw.model.weights import Measured, Weights
 
 FORMAT = 1
 """Version of the record's layout. A newer one is refused with the version that can read it."""
+LEASE = timedelta(seconds=120)
+"""A pass takes seconds; after this long without a sign its controller is taken for dead, unless the settings say otherwise."""
 
 
 class ReplicaPhase(Enum):

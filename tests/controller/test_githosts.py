@@ -107,7 +107,7 @@ def test_what_can_not_be_meant_is_refused_with_what_to_write(tmp_path: Path) -> 
     (told,) = wrong(tmp_path, "partialClone: perhaps\n")
     assert "write true or false" in told
     (told,) = wrong(tmp_path, "fetchTimeout: 0s\n")
-    assert "less than a second" in told
+    assert "less than 1s" in told
     assert wrong(tmp_path, LLMGW_TOKEN="{fromEnv: [canary")[0].startswith("LLMGW_TOKEN: ")
     assert "canary" not in "".join(wrong(tmp_path, LLMGW_TOKEN="{fromEnv: [canary"))
 

@@ -60,8 +60,10 @@ def test_how_serve_and_sync_pace_themselves(fleet: Path) -> None:
     for text in (":9470", "[::1]:80", "gpu.example.org:1"):
         assert load(fleet, listen=text).listen == text
     assert problems(fleet, {"LLMGW_POLL_INTERVAL": "10ms"}) == [
-        "LLMGW_POLL_INTERVAL: pollInterval is 10ms, less than a second: write 30s or 5m"
+        "LLMGW_POLL_INTERVAL: pollInterval is 10ms, less than 1s: write 30s or 5m"
     ]
+    assert (usual.lease, load(fleet, {"LLMGW_LEASE": "15s"}).lease) == (120, 15)
+    assert "LLMGW_LEASE: lease is 9s, less than 10s" in problems(fleet, {"LLMGW_LEASE": "9s"})[0]
     for text in ("9470", "::1:9470", "127.0.0.1", "host:port", "a b:1"):
         assert "listen must be an address and a port" in problems(fleet, listen=text)[0]
 

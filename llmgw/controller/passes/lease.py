@@ -12,12 +12,15 @@ from llmgw.model.plan import Plan
 from llmgw.model.problems import HeldError, LlmgwError, RetryError, UnknownOutcomeError
 from llmgw.model.record import Outcome, PassRecord, Record
 
-LEASE = timedelta(seconds=120)
-"""A pass takes seconds; after this long without a sign its controller is taken for dead."""
-RENEW_AFTER = 45.0
-"""Seconds: early enough that a slow push still comes before the lease ends."""
+_RENEWED_AT = 3 / 8
+"""Of a lease: early enough that a slow push still comes before it ends."""
 ASK_AGAIN = 2.0
 """Seconds between looks at a lease that somebody else holds."""
+
+
+def renew_after(lease: timedelta) -> float:
+    """Seconds."""
+    return lease.total_seconds() * _RENEWED_AT
 
 
 def open_pass(record: Record | None) -> PassRecord | None:
@@ -93,7 +96,8 @@ class Tenure:
     async def keep(self, fleet: Fleet, halt: Halt, *, message: str) -> None:
         """Renew the lease until cancelled. When it can't be renewed, the pass is halted before it runs out. One that has run
         out is not renewed though nobody took over: what the pass saw and planned is too old to act on."""
-        while not await halt.sleep(RENEW_AFTER):
+        pause = renew_after(fleet.lease)
+        while not await halt.sleep(pause):
             async with self._turn:
                 if self.record is None or self.record.last_pass is None:
                     return
@@ -101,7 +105,7 @@ class Tenure:
                 if not self.holds(now):
                     halt.now(Outcome.INTERRUPTED, "the lease ran out: this machine stood still for a while")
                     return
-                renewed = replace(self.record.last_pass, lease_until=now + LEASE)
+                renewed = replace(self.record.last_pass, lease_until=now + fleet.lease)
                 try:
                     await self.write(
                         replace(self.record, last_pass=renewed),
@@ -112,7 +116,7 @@ class Tenure:
                 except LostRaceError as lost:
                     halt.now(Outcome.SUPERSEDED, str(lost))
                 except RetryError as failed:
-                    if self.record.last_pass.lease_until - now < timedelta(seconds=RENEW_AFTER):
+                    if self.record.last_pass.lease_until - now < timedelta(seconds=pause):
                         halt.now(Outcome.INTERRUPTED, f"the lease could not be renewed: {failed}")
                 except LlmgwError as refused:
                     halt.now(Outcome.INTERRUPTED, f"the lease could not be renewed: {refused}")

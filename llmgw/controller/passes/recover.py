@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from llmgw.controller.fleet import Fleet
-from llmgw.controller.passes.lease import LEASE
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.observe import observe
 from llmgw.controller.passes.story import recover_message
@@ -100,7 +99,7 @@ def _pass(fleet: Fleet, record: Record, commit: Commit) -> PassRecord:
         commit=commit,
         plan_digest="",
         started=now,
-        lease_until=now + LEASE,
+        lease_until=now + fleet.lease,
         outcome=Outcome.RECOVERED,
         ended=now,
     )

@@ -15,7 +15,7 @@ from llmgw.controller.passes.execute import Errand, execute
 from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.keyring import keyring
 from llmgw.controller.passes.keys import secrets_for
-from llmgw.controller.passes.lease import LEASE, Tenure
+from llmgw.controller.passes.lease import Tenure
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.prepare import Prepared
 from llmgw.controller.passes.progress import Progress
@@ -52,7 +52,7 @@ def pass_record(fleet: Fleet, prepared: Prepared, plan: Plan) -> PassRecord:
         commit=prepared.desired.commit,
         plan_digest=plan_digest(plan),
         started=now,
-        lease_until=now + LEASE,
+        lease_until=now + fleet.lease,
         instance=fleet.instance,
         signer=plan.basis.signer,
         diverged_from=plan.basis.diverged_from,

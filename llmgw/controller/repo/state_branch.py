@@ -23,7 +23,7 @@ from llmgw.model.plan import Plan
 from llmgw.model.problems import RetryError, StalledError, UnknownOutcomeError
 from llmgw.model.record import Record
 
-PUSH_TIMEOUT = 60.0  # seconds; half of a lease, so that a push never outlives the lease it brings
+PUSH_TIMEOUT = 60.0  # seconds; half of the usual lease, so that a push does not outlive the lease it brings
 _ADDRESS = re.compile(r"[\x00-\x1f<>]+")
 _NEXT = "refs/llmgw/next"  # where a write stands between being made and being pushed
 

@@ -11,17 +11,18 @@ import pytest
 
 from llmgw.controller.instance import instance_of
 from llmgw.controller.passes.halt import Halt
-from llmgw.controller.passes.lease import LEASE, RENEW_AFTER, Tenure, crashed_pass, wait_for_turn
+from llmgw.controller.passes.lease import Tenure, crashed_pass, renew_after, wait_for_turn
 from llmgw.controller.repo.records import LostRaceError, MemoryRecordStore
 from llmgw.model.ids import Commit
 from llmgw.model.plan import Plan
 from llmgw.model.problems import HeldError, RetryError
-from llmgw.model.record import Outcome, PassRecord, Record
+from llmgw.model.record import LEASE, Outcome, PassRecord, Record
 from tests.controller.passes.doubles import plan_of, start
 from tests.controller.passes.pretend import FLEET, START, World
 from tests.sim.loop import VirtualLoop
 from tests.sim.loop import run as run_virtual
 
+RENEW_AFTER = renew_after(LEASE)
 PASS = PassRecord(
     serial=3,
     holder="ann@desk",
