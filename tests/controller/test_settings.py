@@ -144,8 +144,10 @@ def test_everything_wrong_is_told_at_once_with_its_place(fleet: Path) -> None:
     assert problems(fleet) == [
         "HERE/llmgw.yaml:1:1: unknown setting 'branc': did you mean branch?",
         f"HERE/llmgw.yaml:4:1: unknown setting 'zzz': known are {', '.join(KNOWN)}",
-        "HERE/llmgw.yaml:2:1: verify names nobody whose signature would count: add allowedSigners (SSH) or pgpKeyring (PGP): a "
-        "path, or the content itself",
+        (
+            "HERE/llmgw.yaml:2:1: verify names nobody whose signature would count: add allowedSigners (SSH) or pgpKeyring "
+            "(PGP): a path, or the content itself"
+        ),
     ]
 
 
