@@ -57,7 +57,9 @@ class Life:
     ready_at: datetime | None = None
     loading_seconds: float | None = None
     last_error: str = ""
-    failed_at: datetime | None = None  # when this run went wrong: its engine's own end, or what its agent found too late
+    failed_at: datetime | None = (
+        None  # when this run went wrong: its engine's own end, or what its agent found too late
+    )
     last_exit: Exit | None = None
     then: ShardState = S.STOPPED  # what follows stopping
     adopted: bool = False  # found running, not ready since

@@ -241,7 +241,9 @@ def test_the_first_end_is_the_cause_and_what_falls_after_it_is_not() -> None:
     assert stopped.last_exit.signal == 9
 
 
-def test_a_run_went_wrong_when_its_engine_ended_or_when_it_was_found_late_not_when_it_was_cleared_away() -> None:
+def test_a_run_went_wrong_when_its_engine_ended_or_when_it_was_found_late_not_when_it_was_cleared_away() -> (
+    None
+):
     died = Exited(exit=Exit(at=NOW - timedelta(seconds=9), code=1))
     assert after(died, Gone(), life=LIFE_IN[S.READY], rules=GANG).failed_at == died.exit.at
     late, _ = step(LIFE_IN[S.LOADING], DeadlinePassed(), NOW, GANG)

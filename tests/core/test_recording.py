@@ -153,7 +153,10 @@ def test_since_when_a_node_is_unreachable_is_kept_until_it_answers() -> None:
     later = recording.observe(first, world.observe(), world.now + timedelta(hours=1), grace=300)
     assert later.nodes["gpu01"].unreachable_since == world.now
     world.nodes["gpu01"].reach = Reach.OK
-    assert recording.observe(later, world.observe(), world.now, grace=300).nodes["gpu01"].unreachable_since is None
+    assert (
+        recording.observe(later, world.observe(), world.now, grace=300).nodes["gpu01"].unreachable_since
+        is None
+    )
 
 
 def test_a_removed_model_is_dropped_with_its_last_replica() -> None:

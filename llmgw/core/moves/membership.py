@@ -96,9 +96,7 @@ def _rests(round_: Round, view: NodeView) -> None:
     """A machine that can't be set up is not tried at every pass; whoever has mended it need not wait."""
     assert view.rest_over is not None
     round_.told.due.append(view.rest_over)
-    reason = (
-        f"{view.rests}; it is tried again from {at(view.rest_over)} on, and at once by llmgw node bootstrap {view.name}"
-    )
+    reason = f"{view.rests}; it is tried again from {at(view.rest_over)} on, and at once by llmgw node bootstrap {view.name}"
     _block(round_, view, "setup-rests", reason)
 
 

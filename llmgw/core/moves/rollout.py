@@ -263,7 +263,8 @@ def _tell_failed(round_: Round, stand: Standing, copy: Copy) -> None:
             action=Action.BLOCKED,
             keyword="failed",
             reason=f"{copy.replica.id} has given up on {copy.nodes[0]}: {error}; it is started again when its spec changes, "
-            f"by `llmgw apply --replace {copy.address}`, or by hand on the node{':' if lines else ''}" + "".join(f"\n{line}" for line in lines),
+            f"by `llmgw apply --replace {copy.address}`, or by hand on the node{':' if lines else ''}"
+            + "".join(f"\n{line}" for line in lines),
             model=stand.model.name,
             ordinal=copy.replica.ordinal,
             replica=copy.replica.id,
@@ -293,7 +294,9 @@ def _need_new(
         reason = f"{failed.replica} {how}: {failed.error}"
         return Want(stand=stand, ordinal=ordinal, keep=None, keyword="restarted", reason=reason)
     if base is None and (evicted := stand.evicted.get(ordinal)) is not None:
-        reason = f"it made room for {evicted.made_room_for} (serial {evicted.serial}), and there is room again"
+        reason = (
+            f"it made room for {evicted.made_room_for} (serial {evicted.serial}), and there is room again"
+        )
         return Want(stand=stand, ordinal=ordinal, keep=None, keyword="room-again", reason=reason)
     if base is None:
         had = ordinal in stand.placements
