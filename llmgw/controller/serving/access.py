@@ -16,10 +16,13 @@ Lookup = Callable[[Secret], bytes]
 
 def lookup(environ: Mapping[str, str], learn: Callable[[str], object]) -> Lookup:
     """Reads a secret where it is now, so that replacing a file replaces the secret. Raises StalledError."""
+    learnt: set[str] = set()
 
     def found(reference: Secret) -> bytes:
         value = resolve(reference, environ)
-        learn(str(value))
+        if value not in learnt:  # learning costs, and this is on the way of every webhook
+            learnt.add(value)
+            learn(str(value))
         if len(value) < SHORTEST:
             raise StalledError(
                 f"using {named(reference)}: it has {len(value)} characters, at least {SHORTEST} are needed: "
