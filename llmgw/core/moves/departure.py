@@ -134,7 +134,7 @@ def let_rest_go(round_: Round, stand: Standing, copy: Copy) -> None:
 def tell_unknown(round_: Round, copy: Copy, *, where: Where | None = None) -> None:
     """Its node can't be asked: it keeps what it holds, and nothing takes its place."""
     views = [round_.survey.nodes.get(node) for node in copy.state.unknown_nodes]
-    if all(view is not None and view.bare for view in views):
+    if all(view is not None and view.bare and not view.rests for view in views):
         who = names(copy.state.unknown_nodes)
         round_.told.waiting.append(
             f"{copy.address}: {copy.replica.id} is known again once {who} has its agent"

@@ -175,7 +175,7 @@ def test_an_agent_that_never_comes_up_again_ends_the_waiting_for_what_it_ran() -
         settled = await settling(world)
         assert settled.passes == FAILING_PASSES
         ended = verdict(settled)
-        assert ended.code == 1
+        assert ended.code == 6
         assert "state/owner.json" in ended.errors[0]
         assert asyncio.get_running_loop().time() < 20
 
