@@ -77,6 +77,11 @@ async def _apply_sleeps(world: World, event: Event) -> None:
     await asyncio.wait({sleeper}, timeout=SLEEPS)
 
 
+async def _apply_sleeps_alone(world: World, event: Event) -> None:
+    """A lid is closed over an apply, and opened again; nobody else has applied meanwhile."""
+    await asyncio.wait({world.controllers.begin("ann@desk", freeze_in=event.calls, at_work=event.at_work)})
+
+
 async def _settle_a_while(world: World, event: Event) -> None:
     """As `apply --wait` would for some minutes."""
     end = world.loop.elapsed + event.seconds
@@ -217,6 +222,17 @@ async def _slow_line(world: World, event: Event) -> None:
     world.loop.call_later(event.seconds, lambda: setattr(line, "delay", 0.0))
 
 
+async def _orders_come_late(world: World, event: Event) -> None:
+    """The next pass looks over a fast line, and what it orders then is on its way for long; whoever comes after it is faster."""
+    line = _node(world, event).line
+
+    def slow() -> None:
+        line.delay = 5.0 + event.calls % 40
+        world.loop.call_later(event.seconds, lambda: setattr(line, "delay", 0.0))
+
+    world.store.at_next_intent.append(slow)
+
+
 async def _gpu_sick(world: World, event: Event) -> None:
     machine = _node(world, event).machine
     if not machine.gpus:
@@ -313,6 +329,7 @@ FAULTS: Mapping[str, Do] = {
     "partition": _partition,
     "disk full": _disk_full,
     "slow line": _slow_line,
+    "orders come late": _orders_come_late,
     "jobs fail": _jobs_fail,
     "gpu sick": _gpu_sick,
     "stranger": _stranger,
@@ -323,6 +340,7 @@ DEEDS: Mapping[str, Do] = {
     "apply waits": _apply_waits,
     "apply twice": _apply_twice,
     "apply sleeps": _apply_sleeps,
+    "apply sleeps alone": _apply_sleeps_alone,
     "settle a while": _settle_a_while,
     "store trouble": _store_trouble,
     "replace": _replace,
@@ -335,8 +353,6 @@ DEEDS: Mapping[str, Do] = {
     **FAULTS,
 }
 
-LINES = ("slow line", "said twice", "one way")
-"""What lets an order come late."""
 HANDS = ("replace", "replace", "target", "target", "forget", "adopt", "prune unrecorded")
 """What people ask for beside commits."""
 FATE = (*FAULTS, "store trouble", "clock jumps", "controller clock jumps")
@@ -349,4 +365,5 @@ APPLIES = (
     "apply crashes",
     "apply twice",
     "apply sleeps",
+    "apply sleeps alone",
 )

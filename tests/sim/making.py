@@ -5,7 +5,7 @@ from dataclasses import replace
 from random import Random
 
 from tests.sim.commits import FleetWish, edited, first_wish, with_adapters, with_gangs
-from tests.sim.deeds import APPLIES, FATE, HANDS, LINES, Event
+from tests.sim.deeds import APPLIES, FATE, HANDS, Event
 from tests.sim.history import History
 
 
@@ -39,12 +39,11 @@ def make(seed: int) -> History:
 def _late_orders(rng: Random, wish: FleetWish) -> tuple[list[Event], FleetWish]:
     """An apply dies while its orders are under way, and somebody changes their mind: the next one commands before they come."""
     text, wish = edited(rng, wish)
-    node, seconds = rng.randint(1, 4), rng.choice((20.0, 60.0))
-    line = Event(kind=rng.choice(LINES), node=node, seconds=seconds, calls=rng.randint(1, 90))
-    dies = Event(kind="apply", calls=rng.randint(2, 60), at_work=True)
+    line = Event(kind="orders come late", node=rng.randint(1, 4), seconds=2.0, calls=rng.randint(1, 90))
+    dies = Event(kind="apply", calls=rng.randint(6, 60), seconds=2.0, at_work=True)
     again, other = edited(rng, wish)
-    scene = [line, Event(kind="commit", text=text, wish=wish), dies]
-    scene += [Event(kind="commit", text=again, wish=other), Event(kind="apply", gap=rng.choice((0.0, 30.0)))]
+    scene = [Event(kind="commit", text=text, wish=wish), line, dies]
+    scene += [Event(kind="commit", text=again, wish=other), Event(kind="apply", gap=rng.choice((0.0, 40.0)))]
     return scene, other
 
 
@@ -75,6 +74,7 @@ def event_of(rng: Random, kind: str, *, gaps: Sequence[float]) -> Event:
         "apply twice": rng.choice((0.0, 0.1, 1.0, 5.0)),
         "apply waits": rng.choice((20.0, 200.0, 600.0)),
         "apply sleeps": rng.choice((5.0, 118.0, 125.0, 150.0)),
+        "apply sleeps alone": 0.0,
         "settle a while": rng.choice((45.0, 120.0)),
         "store trouble": rng.choice((2.0, 30.0, 200.0)),
         "kill agent": rng.choice((0.5, 5.0, 60.0)),
@@ -92,8 +92,9 @@ def event_of(rng: Random, kind: str, *, gaps: Sequence[float]) -> Event:
         "one way": rng.choice((5.0, 60.0, 400.0)),
         "said twice": rng.choice((20.0, 200.0)),
         "slow line": rng.choice((20.0, 120.0)),
+        "orders come late": 2.0,
     }.get(kind, 0.0)
-    crashes = kind in ("apply crashes", "apply sleeps", "apply waits") or (
+    crashes = kind in ("apply crashes", "apply sleeps", "apply sleeps alone", "apply waits") or (
         kind == "apply twice" and rng.random() < 0.4
     )
     calls = rng.choice((rng.randint(1, 12), rng.randint(1, 90)))

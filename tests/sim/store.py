@@ -54,6 +54,7 @@ class SimStore:
         self.written: list[Written] = []
         self.plans: dict[int, Plan] = {}
         self.at_intent: dict[str, Callable[[], None]] = {}  # holder -> what to do when it begins to work
+        self.at_next_intent: list[Callable[[], None]] = []  # whoever begins it
         self.trouble: Literal["", "unreachable", "answers get lost"] = ""
 
     @property
@@ -69,6 +70,8 @@ class SimStore:
         if plan is not None:
             if record.serial not in self.plans and record.last_pass is not None:
                 self.at_intent.pop(record.last_pass.holder, lambda: None)()
+                while self.at_next_intent:
+                    self.at_next_intent.pop()()
             self.plans[record.serial] = plan
         self.wrote()
 
