@@ -101,7 +101,7 @@ def _gpus(facts: Facts) -> Iterator[Check]:
             yield fail(
                 "gpu",
                 f"GPU {gpu.index} ({gpu.uuid}): {reason}",
-                "docs/operations.md tells what each reason wants",
+                "docs/nodes.md tells what each reason wants",
             )
     sound = sum(1 for gpu in facts.gpus if not gpu.health)
     if facts.gpus and sound:

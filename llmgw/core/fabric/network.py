@@ -1,5 +1,5 @@
 """What each rank of a gang is told of the network between its nodes: the interface that holds its node's own address, and
-exactly the adapters of the chosen fabric. Facts behind the variables: docs/operations.md, "Networks between nodes"."""
+exactly the adapters of the chosen fabric. Facts behind the variables: docs/nodes.md, "Networks between nodes"."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -130,7 +130,7 @@ def _gpu(view: NodeView, gpu: Gpu, facts: Facts) -> Iterator[Alert]:
     if reasons:
         kind = AlertKind.GPU_ECC if gpu.ecc_volatile and gpu.parent is None else AlertKind.GPU_UNHEALTHY
         text = f"{_named(gpu)}: {'; '.join(reasons)}"
-        do = "nothing new is placed on it; docs/operations.md tells what each reason wants"
+        do = "nothing new is placed on it; docs/nodes.md tells what each reason wants"
         yield _of(view, kind, Severity.CRITICAL, text, do=do, part=gpu.uuid)
     for xid in gpu.xids:
         yield _xid(view, gpu, xid)

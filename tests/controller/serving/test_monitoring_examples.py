@@ -75,8 +75,8 @@ def test_every_number_is_on_the_dashboard_or_in_a_rule() -> None:
         assert re.search(rf"\b{whole}(_bucket)?\b", asked) or whole in aside, name
 
 
-def test_operations_md_lists_every_number() -> None:
-    page = (FOLDER.parents[1] / "docs" / "operations.md").read_text(encoding="utf-8")
+def test_unattended_md_lists_every_number() -> None:
+    page = (FOLDER.parents[1] / "docs" / "unattended.md").read_text(encoding="utf-8")
     section = page.partition("\n## Monitoring\n")[2].partition("\n## ")[0]
     listed = set(re.findall(r"`([a-z_]+)`", "\n".join(re.findall(r"(?m)^\| (`[^|]*) \|", section))))
     names = {re.sub(r"_(bucket|sum|count)$", "", name).removeprefix("llmgw_") for name in told()}

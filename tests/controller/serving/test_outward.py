@@ -21,7 +21,7 @@ from llmgw.redaction import Redactor
 from tests.controller.serving.deliveries import push
 from tests.controller.serving.surroundings import NOW, SECRETS, last_pass, snapshot
 
-DOCS = Path(__file__).parents[3] / "docs" / "operations.md"
+DOCS = Path(__file__).parents[3] / "docs" / "unattended.md"
 HOOK = "webhooks: [{name: forge, provider: github, secrets: [{fromEnv: HOOK}]}]\n"
 
 
@@ -115,7 +115,7 @@ def test_without_any_setting_there_is_nobody_to_tell(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
-def test_the_settings_in_operations_md_are_settings(tmp_path: Path) -> None:
+def test_the_settings_in_unattended_md_are_settings(tmp_path: Path) -> None:
     page = DOCS.read_text(encoding="utf-8")
     blocks = [
         block
