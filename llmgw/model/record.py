@@ -258,6 +258,15 @@ class Forgotten:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Build:
+    """What agents were made of, by the name that :class:`~llmgw.model.report.AgentInfo` gives it. ``by``: which controller's, the
+    name of its state directory."""
+
+    name: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     fleet: FleetId
     serial: int = 0
@@ -281,6 +290,7 @@ class Record:
     forgotten: Mapping[str, Forgotten] = field(default_factory=dict)  # by replica id
     setbacks: Mapping[str, Setback] = field(default_factory=dict)  # by node
     spent_plans: tuple[str, ...] = ()  # digests of saved plans already applied, newest last, bounded
+    builds: tuple[Build, ...] = ()  # that nodes were brought to, newest last, bounded
 
     @property
     def holding(self) -> tuple[ReplicaRecord, ...]:

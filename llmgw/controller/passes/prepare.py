@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from llmgw.controller.fleet import Fleet
+from llmgw.controller.passes.builds import leads
 from llmgw.controller.passes.helps import have_read
 from llmgw.controller.passes.keyring import planning_key
 from llmgw.controller.passes.links import Links
@@ -126,7 +127,7 @@ async def plan_again(
         worktree=wish.worktree is not None,
         key_id=key,
         rotated_from=record.key_id if key != record.key_id else "",
-        agent_build=fleet.agent_build(),
+        agent_build=_build(fleet, record),
         suspended_by=await _suspended_by(fleet, desired),
         override=wish.override,
         targets=wish.targets,
@@ -135,6 +136,12 @@ async def plan_again(
         record_at=ended or (record.last_pass.started if record.last_pass else None),
     )
     return plan(desired, record, observed, fleet.adapters, now=fleet.clock.now(), options=options)
+
+
+def _build(fleet: Fleet, record: Record) -> str:
+    """That agents are brought to; empty: they are left as another controller made them."""
+    build = fleet.agent_build()
+    return build if leads(record, build, fleet.instance) else ""
 
 
 async def _suspended_by(fleet: Fleet, desired: Desired) -> str:

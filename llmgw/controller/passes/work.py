@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from llmgw.controller.fleet import Fleet
+from llmgw.controller.passes.builds import bringing
 from llmgw.controller.passes.execute import Errand, execute
 from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.keyring import keyring
@@ -86,6 +87,13 @@ class Work:
             record = replace(record, models=seen.models, commit=prepared.record.commit)
         if self.request.amend is not None:
             record = self.request.amend(record, prepared)
+        record = bringing(
+            record,
+            self.plan,
+            build=self.fleet.agent_build(),
+            instance=self.fleet.instance,
+            insists=nodes_only,
+        )
         spent = prepared.record.spent_plans
         if self.request.saved is not None:
             spent = (*spent, self.request.saved.digest)[-SPENT_KEPT:]
@@ -116,6 +124,7 @@ class Work:
         tenure = Tenure(fleet.store, plan=self.plan)
         version = await tenure.write(intent, after=prepared.stored.version, message=message, open_intent=True)
         links.fleet = intent.fleet
+        self._publish(intent, progress)
         await fleet.source.keep(self.passed.commit)
         errand = Errand(
             fence=Fence(fleet=intent.fleet, serial=intent.serial, intent=version),
@@ -131,6 +140,15 @@ class Work:
         unrecorded = await _write_outcome(tenure, record, told, progress)
         result = self._result(record, results, passed.outcome)
         return replace(result, halted=halt.reason, unrecorded=unrecorded)
+
+    def _publish(self, intent: Record, progress: Progress) -> None:
+        """Who reads the endpoints stops asking what is to go before it is told so, however long the pass takes from here on."""
+        if self.request.recorded is None:
+            return
+        try:
+            self.request.recorded(intent)
+        except LlmgwError as failed:
+            progress.said(f"the endpoints are not told before the commands: {failed}")
 
     def _ended(
         self, intent: Record, results: Mapping[str, StepResult], halt: Halt

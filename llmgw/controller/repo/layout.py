@@ -23,6 +23,7 @@ from llmgw.model.ids import Commit, FleetId
 from llmgw.model.plan import Plan
 from llmgw.model.record import (
     FORMAT,
+    Build,
     Endpoint,
     Forgotten,
     GivenUp,
@@ -88,6 +89,7 @@ class Head:
     forgotten: Mapping[str, Forgotten] = field(default_factory=dict)
     setbacks: Mapping[str, Setback] = field(default_factory=dict)
     spent_plans: tuple[str, ...] = ()
+    builds: tuple[Build, ...] = ()
     models: Mapping[str, ModelRecord] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
 
@@ -152,6 +154,7 @@ def _parts(kept: Kept) -> dict[str, object]:
             forgotten=dict(sorted(record.forgotten.items())),
             setbacks=record.setbacks,
             spent_plans=record.spent_plans,
+            builds=record.builds,
             models=dict(sorted(record.models.items())),
             numbers=dict(sorted(record.numbers.items())),
         ),
@@ -215,6 +218,7 @@ def read(files: Mapping[str, bytes]) -> Kept:
             forgotten=head.forgotten,
             setbacks=head.setbacks,
             spent_plans=head.spent_plans,
+            builds=head.builds,
         )
     return Kept(record=record, plan=plan)
 
