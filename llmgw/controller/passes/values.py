@@ -18,7 +18,7 @@ class SupersededError(StaleError):
 class PassRequest:
     """``approve`` is given the plan before anything is written, and raises to refuse it. ``continues`` is the serial
     of the pass that this one carries on: when another commit was applied since, that one counts. ``recorded`` is given
-    every record that stands at the end of a pass. ``instead`` makes another plan of what was read and seen, about single nodes
+    every record that stands before the first command and at the end of a pass. ``instead`` makes another plan of what was read and seen, about single nodes
     only: models stay as they are recorded, and the commit does not count as applied. ``amend`` says what else the record holds
     after such a plan."""
 

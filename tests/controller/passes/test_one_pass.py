@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Coroutine
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.prepare import Wish
+from llmgw.controller.passes.progress import Silent
 from llmgw.controller.repo.records import LostRaceError, MemoryRecordStore
 from llmgw.model.ids import Commit
 from llmgw.model.plan import Plan, StepKind
@@ -110,6 +111,45 @@ def test_what_got_ready_is_published_at_once_with_one_commit_and_no_command() ->
         assert len(history) == versions + 1
         assert history[0].subject.startswith("chat/0 is ready on gpu01 and published")
         assert [it.state for it in result.record.endpoints] == ["ready"]
+
+    run(main())
+
+
+def test_who_reads_the_endpoints_hears_that_a_replica_goes_before_it_is_told() -> None:
+    async def main() -> None:
+        world = World()
+        await world.settle()
+        world.branch.commit_models()
+        before, told = len(world.commands), []
+
+        def recorded(record: Record) -> None:
+            told.append(([it.state for it in record.endpoints], world.commands[before:]))
+
+        await world.apply(wish=Wish(allow_prune=True), recorded=recorded)
+        assert told[0] == (["draining"], [])
+        assert "drain" in told[-1][1]
+
+    run(main())
+
+
+def test_endpoints_that_can_not_be_written_before_the_commands_do_not_keep_them_from_being_sent() -> None:
+    async def main() -> None:
+        class Listens(Silent):
+            lines: ClassVar[list[str]] = []
+
+            def said(self, text: str) -> None:
+                self.lines.append(text)
+
+        world = World()
+        world.progress = Listens()
+
+        def recorded(record: Record) -> None:
+            if record.last_pass is not None and record.last_pass.outcome is None:
+                raise StalledError("could not write endpoints.json: No space left on device")
+
+        result = await world.apply(recorded=recorded)
+        assert result.outcome is Outcome.ACCEPTED
+        assert any("No space left" in line for line in Listens.lines)
 
     run(main())
 
