@@ -103,12 +103,16 @@ class SshRoad:
         }
         self.write("Profile", name, {**usual, **spec})
 
-    def write_model(self, name: str, **spec: Any) -> None:
+    def write_model(self, name: str, *, renamed_from: str = "", **spec: Any) -> None:
         usual = {"source": {"path": "/var/empty"}, "profile": "pretend", "rollout": {"drainTimeout": "5s"}}
-        self.write("Model", name, {**usual, **spec})
+        notes = {"llmgw/renamed-from": renamed_from} if renamed_from else None
+        self.write("Model", name, {**usual, **spec}, annotations=notes)
 
-    def write(self, kind: str, name: str, spec: Mapping[str, Any]) -> None:
-        document = {"apiVersion": "llmgw/v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+    def write(
+        self, kind: str, name: str, spec: Mapping[str, Any], *, annotations: Mapping[str, str] | None = None
+    ) -> None:
+        about = {"name": name, **({"annotations": annotations} if annotations else {})}
+        document = {"apiVersion": "llmgw/v1", "kind": kind, "metadata": about, "spec": spec}
         (self.manifests / f"{kind.lower()}-{name}.yaml").write_text(json.dumps(document, indent=2) + "\n")
 
     def remove(self, kind: str, name: str) -> None:
@@ -118,10 +122,10 @@ class SshRoad:
         for file in self.manifests.glob("model-*.yaml"):
             file.unlink()
 
-    def commit(self, message: str) -> str:
+    def commit(self, message: str, *, author: str = "ann <ann@localhost>") -> str:
         """Committed and pushed: others read it from there."""
         self._git("add", "--all")
-        self._git(*AUTHOR, "commit", "--quiet", "--allow-empty", "-m", message)
+        self._git(*AUTHOR, "commit", "--quiet", "--allow-empty", "--author", author, "-m", message)
         self._git("push", "--quiet", "origin", "main")
         return self._git("rev-parse", "HEAD").strip()
 

@@ -243,3 +243,54 @@ def test_logs_are_followed_over_ssh_and_status_tells_what_runs_where(team: Team)
     finally:
         following.kill()
         reader.join(10)
+
+
+def test_a_process_leads_to_its_line_commit_and_author_after_a_rename_a_move_and_two_rollouts(
+    team: Team,
+) -> None:
+    """The process is what a child of the engine has left, and nothing of the fleet is its parent."""
+    road, (first, second, _) = team.road, team.road.hosts
+    leaving = ("--leave-children", "1", "--child-style", "double-fork")
+
+    def write(*args: str, name: str = "talk", host: Host = second, renamed_from: str = "speak") -> None:
+        road.write_profile("leaving", args=[*leaving, *args])
+        placed = {"nodes": [host.name]}
+        road.write_model(
+            name, renamed_from=renamed_from, profile="leaving", servedName="talk", placement=placed
+        )
+
+    write(name="speak", host=first, renamed_from="")
+    team.apply("Serve speak")
+    road.remove("Model", "speak")
+    write(host=first)
+    team.apply("Call it talk")
+    write()
+    team.apply("Move it")
+    write("--token-delay", "0.001")
+    team.apply("Slower")
+    write("--token-delay", "0.002")
+    wrote = road.commit("Slower still", author="Ben <ben@example.org>")
+    road.llmgw("apply", "--yes")
+    road.commit("Something else")
+    road.llmgw("apply", "--yes")
+
+    wait_for("what the engine's child leaves", lambda: len(_own_pids(second, "talk")) == 2, within=60)
+    left = max(_own_pids(second, "talk"))
+    told = json.loads(road.run("why", f"{second.name}:{left}", "--json").out)
+    assert f"pid {left} (" in told["process"]
+    (found,) = told["why"]
+    assert found["name"] == "model/talk/0"
+    asked = found["asked"]
+    text = (road.manifests / "profile-leaving.yaml").read_text().splitlines()
+    line = next(number for number, one in enumerate(text, 1) if "0.002" in one)
+    assert asked["line"] == f"manifests/profile-leaving.yaml:{line}"
+    assert (asked["commit"], asked["author"]) == (wrote, "Ben <ben@example.org>")
+    assert asked["where"].startswith("manifests/model-talk.yaml:")
+
+
+def _own_pids(host: Host, model: str) -> list[int]:
+    """Of a model's engines, and of what looks like them, by the host's own numbers."""
+    found = ((pid, args.split()) for pid, args in host.processes().items())
+    return [
+        pid for pid, words in found if model in words and any(it.endswith("/sim-engine") for it in words[:2])
+    ]
