@@ -215,17 +215,26 @@ class Host:
         env: Mapping[str, str] | None = None,
     ) -> Done:
         """A command on the host as root, without SSH."""
-        command = [*self._enter(), "env", "-i", f"PATH={PATH}", "HOME=/root", "LC_ALL=C.UTF-8"]
-        command += [f"{name}={value}" for name, value in (env or {}).items()]
         data = stdin.encode() if isinstance(stdin, str) else stdin
         done = subprocess.run(
-            [*command, *argv], input=data, capture_output=True, timeout=timeout, check=False, cwd="/"
+            self.command(argv, env=env),
+            input=data,
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+            cwd="/",
         )
         return Done(
             code=done.returncode,
             out=done.stdout.decode(errors="replace"),
             err=done.stderr.decode(errors="replace"),
         )
+
+    def command(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> list[str]:
+        """For whoever starts it in a way of their own."""
+        given = [f"{name}={value}" for name, value in (env or {}).items()]
+        usual = ("env", "-i", f"PATH={PATH}", "HOME=/root", "LC_ALL=C.UTF-8")
+        return [*self._enter(), *usual, *given, *argv]
 
     def must(self, *argv: str, stdin: str | bytes = b"", timeout: float = 30) -> str:
         """Its output; an exit code other than 0 fails."""
