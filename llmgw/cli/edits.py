@@ -223,8 +223,9 @@ async def _edit(
         here.checked(dict(files))
         if not files:
             return _nothing_to_do(edit, json_wanted=json_wanted)
+        branch = await opened.followed()
         for path in files:
-            _check(here, path, branch=opened.settings.branch, doing=edit.what)
+            _check(here, path, branch=branch, doing=edit.what)
         commit = _commit(here, files, message or edit.what)
     if not json_wanted:
         output.say(f"Committed {', '.join(files)} ({commit}): {message or edit.what}.")

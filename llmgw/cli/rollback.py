@@ -50,7 +50,7 @@ async def _rollback(
             raise StalledError(
                 f"{doing}: what lies in the work tree is invalid already: {wrong.problems[0]}: git restore it"
             ) from wrong
-        here.tree.check(here.folder, branch=opened.settings.branch, doing=doing)
+        here.tree.check(here.folder, branch=await opened.followed(), doing=doing)
         if not here.tree.unchanged(here.folder):
             raise StalledError(
                 f"{doing}: {here.folder} has changes that are not committed: commit or undo them first"

@@ -46,11 +46,10 @@ class Written:
 
 def written(opened: Opened, *, otherwise: str = "") -> Written:
     """``otherwise``: see WorkTree. StalledError where there is no work tree, InvalidError where what lies there is wrong already."""
-    top = opened.settings.work_tree
+    top = opened.work_tree
     if top is None:
         raise StalledError(
-            f"{opened.settings.repo} has no work tree on this machine, and manifests are changed by commits: run this in a"
-            " clone"
+            f"{opened.settings.repo} has no work tree here, and manifests are changed by commits: run this in a clone of it"
         )
     folder = opened.folder(top)
     files, links = read_folder(top, folder)

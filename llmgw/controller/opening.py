@@ -35,6 +35,7 @@ from llmgw.controller.source import GitSource, desired_of_folder
 from llmgw.controller.vouching import Vouching
 from llmgw.controller.weights.cache import Cache
 from llmgw.controller.weights.remote import RemoteWeights
+from llmgw.controller.worktree import WorkTree
 from llmgw.engines.registry import ADAPTERS
 from llmgw.model.desired import Desired
 from llmgw.model.ids import FleetId
@@ -78,12 +79,27 @@ class Opened:
         finally:
             await over_ssh.close()
 
+    @property
+    def work_tree(self) -> Path | None:
+        """Top of the repository's own work tree, or of the clone of it that this was run in."""
+        own, here = self.settings.work_tree, self.settings.enclosing
+        if own is not None or here is None or not (here / ".git").exists():
+            return own
+        clone = WorkTree(top=here, environ=self.fleet.environment)
+        return here if clone.is_clone_of(self.settings.repo) else None
+
+    async def followed(self) -> str | None:
+        """The branch that commits must be on to be applied; None: the one that the work tree is on, whichever it is."""
+        if self.settings.branch is not None or self.settings.work_tree is not None:
+            return self.settings.branch
+        return await self.mirror.branch()
+
     def worktree(self, key_id: str) -> Desired:
         """What lies in the manifests' work tree right now."""
-        top = self.settings.work_tree
+        top = self.work_tree
         if top is None:
             raise StalledError(
-                f"{self.settings.repo} has no work tree on this machine: run this in one, or plan a commit"
+                f"{self.settings.repo} has no work tree here: run this in a clone, or plan a commit"
             )
         return desired_of_folder(top, self.folder(top), key_id=key_id, adapters=ADAPTERS)
 

@@ -91,6 +91,7 @@ class Settings:
     resync_interval: float  # seconds between passes of `llmgw serve` that nobody hinted at
     jitter: float | None  # seconds of chance in waiting; None: what suits the command
     work_tree: Path | None  # top of the manifests' work tree, when it is on this machine
+    enclosing: Path | None  # top of the repository that this was run in, whichever it is
     file: Path | None  # the llmgw.yaml that was read
     file_in_repository: bool  # it lies where commits are checked out
     hosts: GitHosts = GitHosts()
@@ -262,6 +263,7 @@ def _settle(
         resync_interval=reader.interval("resyncInterval", DEFAULT_RESYNC),
         jitter=reader.duration("jitter") if reader.has("jitter") else None,
         work_tree=work_tree,
+        enclosing=top,
         file=file,
         file_in_repository=file is not None and _checked_out(file, named=named, work_tree=work_tree),
     )

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from llmgw.model.problems import StalledError
+from llmgw.controller.repo.remote import Remote, remote_of
+from llmgw.model.problems import InvalidError, StalledError
+from llmgw.redaction import MASK, without_userinfo
 
 ASKING: Final = 60.0
 COMMITTING: Final = 600.0
@@ -47,6 +49,12 @@ class WorkTree:
             raise StalledError(f"{doing}: git ignores {path}: change .gitignore{self.otherwise}")
         if self._git("diff", "--name-only", "--diff-filter=U").stdout.strip():
             raise StalledError(f"{doing}: a merge is not finished in {self.top}: finish it{self.otherwise}")
+
+    def is_clone_of(self, repository: Remote) -> bool:
+        """Whether one of its remotes is that repository, by whichever address."""
+        lines = self._git("remote", "--verbose").stdout.splitlines()
+        addresses = {line.partition("\t")[2].rpartition(" (")[0] for line in lines}
+        return any(_place(address, self.top) == repository.place for address in addresses)
 
     def unchanged(self, path: str) -> bool:
         """Whether a file is as the last commit has it."""
@@ -140,3 +148,11 @@ class WorkTree:
             raise StalledError(
                 f"git {arguments[0]} in {self.top}: no end within {timeout:g} s: does a hook or a passphrase wait for somebody?"
             ) from late
+
+
+def _place(address: str, top: Path) -> tuple[str, str] | None:
+    """None: of an address that is none of ours."""
+    try:
+        return remote_of(without_userinfo(address).replace(f"{MASK}@", ""), base=top).place
+    except InvalidError:
+        return None

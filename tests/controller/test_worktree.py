@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from llmgw.controller.repo.remote import Remote
 from llmgw.controller.worktree import WorkTree
 from llmgw.model.problems import StalledError
 
@@ -135,3 +136,13 @@ def test_what_to_push_is_said_as_git_wants_it(repo: Repo, tmp_path: Path) -> Non
     assert repo.tree.unchanged("first")
     repo.write("first", "edited\n")
     assert not repo.tree.unchanged("first")
+
+
+def test_a_clone_is_known_by_any_address_of_its_remotes(repo: Repo) -> None:
+    followed = Remote(address="ssh://git@host.example/lab/fleet.git")
+    assert not repo.tree.is_clone_of(followed)
+    repo.git("remote", "add", "mine", "git@host.example:ann/fleet.git")
+    repo.git("remote", "add", "odd", "ext::sh -c x")
+    assert not repo.tree.is_clone_of(followed)
+    repo.git("remote", "add", "origin", "https://ann:canary@host.example/lab/fleet")
+    assert repo.tree.is_clone_of(followed)

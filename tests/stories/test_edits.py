@@ -58,6 +58,25 @@ def test_an_edit_is_a_commit_that_is_pushed_and_planned(stage: Stage) -> None:
     stage.golden("edits")
 
 
+def test_in_a_clone_of_the_repository_that_is_followed_edits_are_planned_against_its_record(
+    stage: Stage,
+) -> None:
+    """As people work beside a controller elsewhere: the record is where that one keeps it, the edits are made here."""
+    _with_remote(stage)
+    followed = {"LLMGW_REPO": f"file://{stage.folder}/remote.git"}
+    assert stage.llmgw("apply", "--yes", golden=False, **followed).code == 0
+    ran = stage.llmgw("set", "model/chat.spec.priority=9", golden=False, **followed)
+    assert ran.code == 0, ran.err
+    assert "on serial " in ran.out
+    assert "spec.priority: 5 -> 9" in ran.out
+    assert stage.git("rev-parse", "HEAD").strip() == _remote_head(stage)
+    assert stage.llmgw("plan", "--worktree", golden=False, **followed).code == 0
+    stage.git("switch", "--quiet", "--create", "idea")
+    ran = stage.llmgw("scale", "chat", "3", golden=False, **followed)
+    assert ran.code == 1
+    assert "is on the branch idea, and the fleet follows main" in ran.err
+
+
 def test_an_edit_that_cannot_be_is_told_and_leaves_everything_as_it_was(stage: Stage) -> None:
     _with_remote(stage)
     before = stage.git("rev-parse", "HEAD")

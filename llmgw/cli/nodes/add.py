@@ -93,7 +93,7 @@ async def _add(
         )
         if not no_commit:
             guess = adding.file_of(fleet.manifests, name or "new", folder=fleet.folder)
-            fleet.tree.check(guess, branch=opened.settings.branch, doing=f"adding {host}")
+            fleet.tree.check(guess, branch=await opened.followed(), doing=f"adding {host}")
         spec = await _pinned(opened, fleet, spec, host_keys=host_keys, yes=yes)
         looked = await joining.look(
             spec, ssh=opened.ssh, bootstrap=opened.bootstrap, fleet=await _fleet_id(opened), name=name

@@ -41,9 +41,9 @@ class Removal:
             raise
 
 
-def removal(opened: Opened, node: DesiredNode) -> Removal | None:
+async def removal(opened: Opened, node: DesiredNode) -> Removal | None:
     """None where there is no work tree to remove it from. StalledError and InvalidError where it can't be removed."""
-    if opened.settings.work_tree is None:
+    if opened.work_tree is None:
         return None
     here = written(opened, otherwise=OTHERWISE)
     doing = f"removing node {node.name}"
@@ -54,7 +54,7 @@ def removal(opened: Opened, node: DesiredNode) -> Removal | None:
             " --no-commit"
         )
     path = found.where.file
-    here.tree.check(path, branch=opened.settings.branch, doing=doing)
+    here.tree.check(path, branch=await opened.followed(), doing=doing)
     if not here.tree.unchanged(path):
         raise StalledError(
             f"{doing}: {path} has changes that are not committed: commit or undo them, or --no-commit"

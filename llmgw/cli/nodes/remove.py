@@ -104,7 +104,7 @@ def remove(asked: Asked, /, **options: Any) -> int:
 async def _remove(asked: Asked, asking: Asking) -> int:
     async with fleet_of(asked) as (opened, links):
         node, wish, in_git = await _standing(opened, asking)
-        paper = None if asking.no_commit or not in_git else removal(opened, node)
+        paper = None if asking.no_commit or not in_git else await removal(opened, node)
         prepared = await prepare(opened.fleet, wish, links)
         reachable = _reachable(prepared, node, asking)
         seen = prepared.observed.nodes[node.name]

@@ -32,6 +32,18 @@ class Remote:
         """Names its refs in the mirror."""
         return digest(self.address)[:8]
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """Host and path, whoever asks and however: the same for all addresses of one repository. The host of a local one is empty."""
+        if self.local is not None:
+            host, path = "", self.address
+        elif "://" in self.address:
+            parts = urlsplit(self.address)
+            host, path = parts.hostname or "", parts.path
+        else:
+            host, _, path = self.address.rpartition("@")[2].partition(":")
+        return host.lower(), path.strip("/").removesuffix("/.git").removesuffix(".git")
+
     def program(self, service: str) -> tuple[str, ...]:
         """Options for a local repository of another user: git's half there trusts it too. ``service`` is ``upload-pack``
         or ``receive-pack``."""

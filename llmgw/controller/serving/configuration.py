@@ -107,10 +107,5 @@ def serving(written: Mapping[str, Any]) -> Serving:
 
 def repository_of(remote: Remote) -> str:
     """``group/sub/name`` out of an address at a forge; empty for a local path."""
-    if remote.local is not None:
-        return ""
-    if "://" in remote.address:
-        path = remote.address.partition("://")[2].partition("/")[2]
-    else:
-        path = remote.address.partition(":")[2]
-    return path.strip("/").removesuffix(".git")
+    host, path = remote.place
+    return path if host else ""

@@ -121,3 +121,21 @@ def test_the_ways_to_write_an_address(tmp_path: Path) -> None:
     assert remote_of("fleet.git", base=tmp_path).local == tmp_path / "fleet.git"
     assert remote_of("with:colon", base=tmp_path).local == tmp_path / "with:colon"
     assert remote_of(f"file://{tmp_path}/x", base=Path("/")).local == tmp_path / "x"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("ssh://git@host:2222/lab/fleet.git", "git@host:lab/fleet"),
+        ("https://Host.example/lab/fleet", "ssh://git@host.example/lab/fleet.git/"),
+        ("/srv/fleet.git", "file:///srv/fleet.git"),
+        ("/srv/fleet", "/srv/fleet/.git"),
+    ],
+)
+def test_one_repository_has_one_place_however_it_is_reached(one: str, other: str) -> None:
+    assert remote_of(one, base=Path("/")).place == remote_of(other, base=Path("/")).place
+
+
+def test_places_of_different_repositories_differ() -> None:
+    texts = ("/lab/fleet", "git@host:lab/fleet", "git@other:lab/fleet", "git@host:lab/other")
+    assert len({remote_of(text, base=Path("/")).place for text in texts}) == len(texts)
