@@ -156,7 +156,7 @@ async def opened(
     bootstrap = _bootstrap(settings, environ, clock)
     over_ssh = SshTransport(around, bootstrapper=bootstrap)
     fleet = Fleet(
-        name=settings.state_dir.name,
+        name=settings.name,
         source=GitSource(mirror, ADAPTERS, vouch=_vouching(settings, mirror, store, environ)),
         store=store,
         remembered=store.read_cached,

@@ -74,6 +74,7 @@ class Settings:
     base: str
     state_repo: Remote
     state_ref: str
+    name: str  # of the fleet, where people read it: ``lab-0a1b2c3d``
     state_dir: Path
     secret_file: Path
     ssh_identity: Path | None  # for nodes whose manifest names no key
@@ -236,9 +237,8 @@ def _settle(
                 instead="keep the record on a branch of its own",
             )
         )
-    state_dir = reader.path("stateDir") or reader.default_state_dir(
-        repo, path or base, state_repo, short_state
-    )
+    name = _fleet_name(repo, path or base, state_repo, short_state)
+    state_dir = reader.path("stateDir") or reader.default_state_dir(name)
     return Settings(
         repo=repo,
         branch=short_branch,
@@ -246,6 +246,7 @@ def _settle(
         base=base,
         state_repo=state_repo,
         state_ref=short_state,
+        name=name,
         state_dir=state_dir,
         secret_file=reader.path("secretFile") or state_dir / "secret",
         ssh_identity=reader.path("sshIdentity"),
@@ -367,17 +368,21 @@ class _Reader:
     def holder(self) -> str:
         return self.text("holder") or f"{_user()}@{socket.gethostname()}"
 
-    def default_state_dir(self, repo: Remote, path: str, state_repo: Remote, state_ref: str) -> Path:
-        """One per fleet: the same for every run against the same repository, path and state branch."""
+    def default_state_dir(self, name: str) -> Path:
+        """One per fleet."""
         state_home = self._environ.get("XDG_STATE_HOME") or f"{self._environ.get('HOME') or '/'}/.local/state"
-        last = repo.address.rstrip("/").removesuffix("/.git").removesuffix(".git").rpartition("/")[2]
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", last.rpartition(":")[2]).strip(".-") or "fleet"
-        short = digest([repo.address, path, state_repo.address, state_ref])[:8]
-        return Path(state_home) / "llmgw" / f"{name}-{short}"
+        return Path(state_home) / "llmgw" / name
 
     def _wrong(self, given: _Given, what: str, instead: str) -> None:
         told = what if given.where else f"{given.source}: {what}"
         self.problems.append(Problem(where=given.where, what=told, instead=instead))
+
+
+def _fleet_name(repo: Remote, path: str, state_repo: Remote, state_ref: str) -> str:
+    """The same for every run against the same repository, path and state branch, wherever it keeps its state."""
+    last = repo.address.rstrip("/").removesuffix("/.git").removesuffix(".git").rpartition("/")[2]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", last.rpartition(":")[2]).strip(".-") or "fleet"
+    return f"{name}-{digest([repo.address, path, state_repo.address, state_ref])[:8]}"
 
 
 def _user() -> str:

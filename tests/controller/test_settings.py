@@ -132,6 +132,12 @@ def test_fleets_of_one_machine_never_share_a_state_directory(fleet: Path) -> Non
     assert load(fleet, {"XDG_STATE_HOME": "/var/state"}).state_dir.parent == Path("/var/state/llmgw")
 
 
+def test_a_fleet_is_called_the_same_wherever_its_state_lies(fleet: Path) -> None:
+    usual, elsewhere = load(fleet), load(fleet, {"LLMGW_STATE_DIR": "/var/lib/llmgw/state"})
+    assert usual.name == usual.state_dir.name == elsewhere.name
+    assert elsewhere.state_dir == Path("/var/lib/llmgw/state")
+
+
 def test_the_key_for_nodes_that_name_none_is_a_path_like_others(fleet: Path) -> None:
     assert load(fleet).ssh_identity is None
     assert load(fleet, {"LLMGW_SSH_IDENTITY": "~/.ssh/llmgw"}).ssh_identity == Path("/home/ann/.ssh/llmgw")

@@ -360,6 +360,11 @@ def test_colour_goes_by_the_sign_and_changes_no_text() -> None:
     ) == render.plan_text(made)
 
 
+def test_a_fleet_without_any_node_is_told_so() -> None:
+    (blocked,) = fleet(lab(model("chat"), nodes=()), []).plan().changes
+    assert (blocked.keyword, blocked.reason.partition(":")[0]) == ("no-room", "the fleet has no node yet")
+
+
 def test_a_stranger_under_our_name_is_left_alone() -> None:
     world = settled(lab(model("chat")), box())
     spec = next(iter(world.nodes["gpu01"].shards.values()))

@@ -43,8 +43,9 @@ class Links:
             return ""
         if self.fleet is None:
             return (
-                f"node {node.name}: its agent belongs to fleet {owner}, and this fleet has no record yet: if the record "
-                "was lost, `llmgw recover` rebuilds it; else give the node a work directory of its own"
+                f"node {node.name}: its agent belongs to fleet {owner}, and there is no record here: if a controller keeps it "
+                "in another repository, name that (repo in llmgw.yaml); if it was lost, `llmgw recover` rebuilds it; else give "
+                "the node a work directory of its own"
             )
         return (
             f"node {node.name}: its agent belongs to fleet {owner}, not to {self.fleet}: remove the node from one of "

@@ -273,7 +273,8 @@ class _Hooks:
     def _told(self, webhook: Webhook, answer: Answer) -> None:
         self._around.counts.webhook(webhook.name, answer.status)
         if answer.status < 400:
-            LOG.info("webhook %s: %d %s %s", webhook.name, answer.status, answer.text, answer.delivery)
+            delivery = f" (delivery {answer.delivery})" if answer.delivery else ""
+            LOG.info("webhook %s: %d %s%s", webhook.name, answer.status, answer.text, delivery)
             return
         now = self._around.clock.now()
         key = (webhook.name, answer.status)

@@ -351,6 +351,8 @@ def _why_not(want: Want, refused: Decision) -> str:
     pool = want.stand.model.spec.placement.pool
     if refused.reasons:
         return f"pool {pool} has no room: {'; '.join(refused.reasons)}"
+    if not refused.rejections:
+        return "the fleet has no node yet: `llmgw node add HOST` writes its manifest"
     return f"no node of pool {pool} has room for it"
 
 
