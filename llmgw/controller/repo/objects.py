@@ -4,6 +4,7 @@ What is read is named by its commit. What can't be read any more is thrown away 
 files when they are read.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,9 @@ T = TypeVar("T")
 ASK_TIMEOUT = 60.0  # seconds to list a remote's refs
 FETCH_TIMEOUT = 600.0  # seconds; the first fetch of a large repository
 MAX_ENTRIES = 200_000  # files of a tree; more is no folder of manifests
+LISTED, LISTED_ENTRIES = 8, 10_000
+"""Listings that are kept, and the longest: a pass asks for those of two or three commits again and again, and what a commit holds
+never changes."""
 
 _HEADER = 128  # bytes that cat-file writes before each object, at most
 
@@ -59,6 +63,7 @@ class ObjectStore(Bare):
         self._partial = partial
         self._told = told
         self._feeds: dict[str, tuple[Remote, tuple[str, ...]]] = {}
+        self._listed: OrderedDict[tuple[Commit, str], tuple[Entry, ...]] = OrderedDict()
         self._whole: set[str] = set()  # remotes that can't leave out files
 
     # ---- remotes -----------------------------------------------------------------------------------------
@@ -251,6 +256,9 @@ class ObjectStore(Bare):
 
     async def entries(self, commit: Commit, path: str = ".") -> tuple[Entry, ...]:
         """Everything at and below ``path``, folders included."""
+        if (known := self._listed.get((commit, path))) is not None:
+            self._listed.move_to_end((commit, path))
+            return known
         below = () if path == "." else (path,)
         call = Call(
             arguments=("ls-tree", "-rtz", "--full-tree", commit_id(commit), "--", *below),
@@ -262,6 +270,10 @@ class ObjectStore(Bare):
                 f"{call.doing}: {len(entries)} entries, at most {MAX_ENTRIES} are read: "
                 "point --path to the folder of the manifests"
             )
+        if len(entries) <= LISTED_ENTRIES:
+            self._listed[commit, path] = entries
+            if len(self._listed) > LISTED:
+                self._listed.popitem(last=False)
         return entries
 
     async def sizes(self, objects: Iterable[str]) -> dict[str, int]:

@@ -86,6 +86,13 @@ def test_manifests_that_were_edited_and_not_committed_are_named(
     assert asyncio.run(Mirror(objects, remote_of(str(bare.path), base=Path("/"))).uncommitted()) == ()
 
 
+def test_what_a_commit_holds_is_asked_of_git_once(objects: ObjectStore, mirror: Mirror, work: Any) -> None:
+    commit = asyncio.run(mirror.newest())
+    first = asyncio.run(objects.entries(commit, "manifests"))
+    shutil.rmtree(objects.path)
+    assert asyncio.run(objects.entries(commit, "manifests")) is first
+
+
 def test_a_rewritten_branch_is_followed_and_an_applied_commit_kept(mirror: Mirror, work: Any) -> None:
     first = work.commit({"manifests/a.yaml": "a: applied\n"})
     assert asyncio.run(mirror.newest()) == first
