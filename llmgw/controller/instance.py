@@ -18,18 +18,18 @@ def instance_of(state_dir: Path) -> str:
             return _read(path)
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         beside = path.with_name(f".{FILE}.{secrets.token_hex(4)}")
-        beside.write_text(secrets.token_hex(4))
         try:
+            beside.write_text(secrets.token_hex(4))
             os.link(beside, path)
         except FileExistsError:
             pass  # it has its name
         finally:
-            beside.unlink()
+            beside.unlink(missing_ok=True)
         return _read(path)
     except OSError as wrong:
         raise StalledError(
-            f"naming the state directory {state_dir}: {wrong.strerror or wrong}: let this user write there, or choose "
-            "another with LLMGW_STATE_DIR"
+            f"naming the state directory {state_dir}: {wrong.strerror or wrong}: let this user write there, make room, or "
+            "choose another with LLMGW_STATE_DIR"
         ) from wrong
 
 

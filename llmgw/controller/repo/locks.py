@@ -9,7 +9,7 @@ import fcntl
 import json
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -122,8 +122,9 @@ class FileLock:
             "since": self._clock.now().isoformat(timespec="seconds").replace("+00:00", "Z"),
             "what": self._what,
         }
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(note).encode()[:_MAX_NOTE], 0)
+        with suppress(OSError):  # a full disk takes the name from the lock, not the lock
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(note).encode()[:_MAX_NOTE], 0)
 
 
 def make_private_folder(folder: Path) -> None:

@@ -142,3 +142,19 @@ def test_a_damaged_note_hides_the_name_but_not_the_lock(tmp_path: Path, clock: F
                     pytest.fail("two hold it at once")
 
     asyncio.run(main())
+
+
+def test_a_full_disk_takes_the_name_from_a_lock_and_not_the_lock(tmp_path: Path) -> None:
+    """It was told as a bug of llmgw's own, and no command of that state directory worked any more."""
+    path = tmp_path / "apply.lock"
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", full + HOLD, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    held = process.stdout.readline()
+    process.communicate("")
+    assert (held, process.returncode) == ("held\n", 0)
