@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,8 +198,14 @@ class SshRoad:
                 running.kill()
         self._started.clear()
 
-    def end(self, running: "subprocess.Popen[str]", *words: str, expect: int = 0, within: float = 120) -> Ran:
-        """What it printed; another exit code than ``expect`` fails."""
+    def end(
+        self,
+        running: "subprocess.Popen[str]",
+        *words: str,
+        expect: int | Collection[int] = 0,
+        within: float = 120,
+    ) -> Ran:
+        """What it printed; another exit code than ``expect``, or than all of these, fails."""
         try:
             out, err = running.communicate(timeout=within)
         except subprocess.TimeoutExpired:
@@ -208,7 +214,8 @@ class SshRoad:
             raise AssertionError(f"llmgw {' '.join(words)} took over {within:.0f} s:\n{out}\n{err}") from None
         ran = Ran(words=words, code=running.returncode, out=out, err=err)
         self.said.append(ran)
-        assert ran.code == expect, f"llmgw {' '.join(words)} -> {ran.code}\n{out}\n{err}"
+        expected = (expect,) if isinstance(expect, int) else expect
+        assert ran.code in expected, f"llmgw {' '.join(words)} -> {ran.code}\n{out}\n{err}"
         return ran
 
     def run(
