@@ -87,7 +87,7 @@ def interruptible(halt: Halt) -> Iterator[None]:
             output.note("Out. The next apply asks the agents what became of the commands.")
             os._exit(INTERRUPTED)
         output.note("Finishing what is in flight; once more to leave at once.")
-        halt.now(Outcome.INTERRUPTED, "it was interrupted")
+        halt.now(Outcome.INTERRUPTED, "it was interrupted: the next apply goes on from there")
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, asked_to_stop)

@@ -58,7 +58,7 @@ def summary(settled: Settled, ended: Verdict) -> str:
     if ended.code != output.DONE:
         return f"Applied {commit} in part ({serial}). What is left is above; llmgw status shows the rest."
     if last.outcome is Outcome.ACCEPTED:
-        sent = lower(sentence(last.plan.commands, past=True))
+        sent = lower(sentence((step for step in last.plan.commands if step.id in last.done), past=True))
         return f"Commands for {commit} are accepted ({serial}): {sent}. See llmgw status for how it goes on."
     serving = [f"  {it.served_name}: {it.url}" for it in last.record.endpoints if it.state == "ready"]
     models = "\n".join(["Serving:", *serving, "Keys: llmgw endpoints"]) if serving else "Nothing is served."

@@ -1,10 +1,17 @@
-"""History as people read it: a row for what was commanded and how it ended, and rows for what just happened."""
+"""What an apply has done, and history as people read it: a row for what was commanded and how it ended, and rows for what
+just happened."""
 
 import re
 
-from llmgw.cli.told import history_rows
+from llmgw.cli.told import history_rows, summary
+from llmgw.controller.passes.settle import Settled
+from llmgw.controller.passes.verdict import verdict
 from llmgw.controller.repo.records import HistoryEntry
 from llmgw.model.ids import Commit
+from llmgw.model.record import Outcome
+from tests.controller.passes.pretend import World
+from tests.sim.loop import VirtualLoop
+from tests.sim.loop import run as run_virtual
 
 
 def entry(serial: int, subject: str, *, outcome: str = "", news: bool = False) -> HistoryEntry:
@@ -55,3 +62,16 @@ def test_no_more_rows_than_asked_for() -> None:
 
 def test_nothing_applied_yet_is_said() -> None:
     assert "Nothing" in history_rows((), 5)
+
+
+def test_of_a_rollout_that_nobody_waits_for_only_what_was_sent_is_told_as_done() -> None:
+    async def main() -> None:
+        world = World()
+        sent = await world.apply()
+        assert sent.outcome is Outcome.ACCEPTED
+        settled = Settled(last=sent, passes=1, worked=True)
+        told = summary(settled, verdict(settled))
+        assert ": installed engines" in told or ": started" in told
+        assert "published" not in told
+
+    run_virtual(main(), VirtualLoop())

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from llmgw.controller.passes.settle import Settled
 from llmgw.controller.passes.values import PassResult
 from llmgw.model.exitcode import BLOCKED, CHANGES, ERROR, PART, worst
-from llmgw.model.plan import Change, StepKind
-from llmgw.model.record import Outcome
+from llmgw.model.plan import Change, StepKind, StepOutcome
 
 REJECTIONS = 6
 OUTPUT_LINES = 20
@@ -32,7 +31,7 @@ def verdict(settled: Settled) -> Verdict:
     if last.unrecorded:
         codes.add(ERROR)
     if last.errors or last.halted:
-        codes.add(PART if settled.worked or last.halted else ERROR)
+        codes.add(PART if settled.worked or _may_have_worked(last) else ERROR)
     if blocked:
         codes.add(PART if settled.worked else BLOCKED)
     if not codes and _plan_again(settled):
@@ -46,10 +45,13 @@ def verdict(settled: Settled) -> Verdict:
 def _troubles(last: PassResult) -> Sequence[str]:
     told = list(last.errors)
     if last.halted:
-        told.insert(
-            0, last.halted if last.outcome is not Outcome.INTERRUPTED else f"interrupted: {last.halted}"
-        )
+        told.insert(0, last.halted)
     return told
+
+
+def _may_have_worked(last: PassResult) -> bool:
+    """Something was sent, and nobody heard what became of it."""
+    return any(it.outcome is StepOutcome.UNKNOWN for it in last.results.values())
 
 
 def _plan_again(settled: Settled) -> bool:

@@ -10,9 +10,9 @@ from llmgw.controller.passes.settle import Settled
 from llmgw.controller.passes.verdict import verdict
 from llmgw.controller.passes.work import OUTCOME_TRIES
 from llmgw.controller.repo.records import LostRaceError, MemoryRecordStore
-from llmgw.model.exitcode import ERROR
+from llmgw.model.exitcode import ERROR, PART
 from llmgw.model.ids import Commit
-from llmgw.model.plan import Plan
+from llmgw.model.plan import Plan, StepOutcome, StepResult
 from llmgw.model.problems import HeldError, LlmgwError, RetryError, StalledError
 from llmgw.model.record import Outcome, Record
 from tests.controller.passes.pretend import World
@@ -106,5 +106,16 @@ def test_of_an_outcome_that_is_lost_and_an_interrupt_the_error_counts_and_both_a
         ended = verdict(Settled(last=result, passes=1, worked=True))
         assert ended.code == ERROR
         assert ended.errors[:2] == ("the remote is away", "it was interrupted")
+
+    run(main())
+
+
+def test_an_interrupt_before_the_first_command_is_not_done_in_part() -> None:
+    async def main() -> None:
+        result = replace(await World().apply(), results={}, halted="it was interrupted")
+        assert verdict(Settled(last=result, passes=1, worked=False)).code == ERROR
+        lost = {result.plan.commands[0].id: StepResult(outcome=StepOutcome.UNKNOWN, error="the line was cut")}
+        unsure = replace(result, results=lost)
+        assert verdict(Settled(last=unsure, passes=1, worked=False)).code == PART
 
     run(main())
