@@ -7,13 +7,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.story import intent_sentence
+from llmgw.controller.passes.values import PassResult
 from llmgw.controller.serving.attempt import Attempted, Attempts, Cause, Refusal
 from llmgw.controller.serving.background import ended, kept
 from llmgw.controller.serving.branch import Branch, Place
@@ -35,9 +36,10 @@ from llmgw.controller.serving.snapshot import (
 from llmgw.controller.serving.streams import Streams
 from llmgw.core.show.status import status
 from llmgw.model.ids import Commit
-from llmgw.model.plan import Action, Plan, Step, StepResult
+from llmgw.model.plan import Action, Plan, Step, StepKind, StepResult
 from llmgw.model.problems import LlmgwError
 from llmgw.model.record import Outcome, Record
+from llmgw.model.report import Observed
 from llmgw.wire.messages import WatchEvent
 
 log = logging.getLogger("llmgw.serve")
@@ -228,7 +230,7 @@ class Loop:
             self._snapshots.change(
                 status=status(
                     record,
-                    result.prepared.observed,
+                    _as_it_is(result),
                     now=now,
                     desired=result.prepared.desired,
                     gate=plan.gate,
@@ -321,6 +323,14 @@ class _Told:
 
     def said(self, text: str) -> None:
         log.warning("%s", text)
+
+
+def _as_it_is(result: PassResult) -> Observed:
+    """What was seen, but for the machines that this very pass has set up: that no agent runs there is not so any more."""
+    done = set(result.done)
+    set_up = {step.node for step in result.plan.steps if step.kind is StepKind.BOOTSTRAP and step.id in done}
+    observed = result.prepared.observed
+    return replace(observed, nodes={name: it for name, it in observed.nodes.items() if name not in set_up})
 
 
 def _tell(observer: Observer, event: Event) -> None:

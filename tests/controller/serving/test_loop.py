@@ -478,12 +478,21 @@ def test_an_agent_that_is_not_there_yet_is_set_up_and_then_watched() -> None:
     async def main() -> None:
         world = World(agents=False)
         it = _over(world)
+        told: list[str] = []
         async with looping(it):
-            await it.until(lambda: serving(it) == {"chat"}, within=60)
+            await it.until(lambda: _alerts(it, told) and serving(it) == {"chat"}, within=60)
+            assert told == [], "a machine that was just set up has lost nothing"
             agent: PretendAgent = world.agents["gpu01"]
             assert await it.until(lambda: len(agent.watchers) == 1) < 5
 
     run(main())
+
+
+def _alerts(it: Looped, told: list[str]) -> bool:
+    """Those that are up now, too; always true."""
+    known = it.snapshots.now.status
+    told += [alert.id for alert in known.alerts] if known is not None else []
+    return True
 
 
 def test_a_force_push_to_other_history_is_applied_and_one_to_older_history_is_not() -> None:
