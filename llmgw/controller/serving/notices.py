@@ -221,8 +221,7 @@ class _Statuses:
         elif settled:
             self._tell(CommitState(commit=commit, state="success", description=last.sentence))
         else:
-            text = f"On its way: {last.sentence}"
-            self._tell(CommitState(commit=commit, state="pending", description=text))
+            self._tell(CommitState(commit=commit, state="pending", description=last.sentence))
 
     def _superseded(self, commit: str) -> None:
         self._tell(CommitState(commit=commit, state="superseded", description="A newer commit came"))

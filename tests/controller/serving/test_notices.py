@@ -104,7 +104,7 @@ def test_a_commit_is_shown_from_seen_to_served(tmp_path: Path) -> None:
             for event, state, text in (
                 (HeadMoved(old=None, new=COMMIT), "pending", "Seen; a pass follows"),
                 (PassBegan(commit=COMMIT, trigger="webhook", sentence="Start chat"), "pending", "Start chat"),
-                (ended(settled=False), "pending", "On its way: Started chat-1f0c9a2b-0.1"),
+                (ended(settled=False), "pending", "Started chat-1f0c9a2b-0.1"),
                 (ended(), "success", "Started chat-1f0c9a2b-0.1"),
             ):
                 before = len(hears.heard)
