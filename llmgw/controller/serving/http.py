@@ -272,7 +272,7 @@ class _Hooks:
 
     def _told(self, webhook: Webhook, answer: Answer) -> None:
         self._around.counts.webhook(webhook.name, answer.status)
-        if answer.status < 400:
+        if answer.status < 400 and not answer.stranger:
             delivery = f" (delivery {answer.delivery})" if answer.delivery else ""
             LOG.info("webhook %s: %d %s%s", webhook.name, answer.status, answer.text, delivery)
             return
@@ -281,8 +281,9 @@ class _Hooks:
         if key not in self._quiet or now - self._quiet[key] >= QUIET:
             self._quiet[key] = now
             LOG.warning(
-                "webhook %s: refused with %d: %s (others like it within a minute are not told)",
+                "webhook %s: %s with %d: %s (others like it within a minute are not told)",
                 webhook.name,
+                "answered" if answer.stranger else "refused",
                 answer.status,
                 answer.text,
             )

@@ -55,11 +55,13 @@ class Watched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """``hint``: it is worth looking. ``text`` is for the sender and the log; it holds nothing of what the sender said."""
+    """``hint``: it is worth looking. ``text`` is for the sender and the log; it holds nothing of what the sender said.
+    ``stranger``: nobody had to prove anything for it."""
 
     status: int
     text: str
     hint: bool = False
+    stranger: bool = False
     delivery: str = ""
 
 
@@ -84,7 +86,7 @@ def judge(
     event = headers.get(_EVENT.get(provider, ""), "")
     if provider == "bitbucket-server" and event == "diagnostics:ping":
         # Its test button signs nothing; being told that we are here gives nothing away.
-        return Answer(status=200, text="pong; the secret was not checked, a push will")
+        return Answer(status=200, text="pong; the secret was not checked, a push will", stranger=True)
     signed = content if provider in SIGNS_FIELD else body
     known = tuple(secret for secret in secrets if secret)
     if not known:

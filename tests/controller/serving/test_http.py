@@ -311,6 +311,20 @@ def test_nothing_of_a_hook_gets_into_the_log(caplog: pytest.LogCaptureFixture) -
 SECRET_TEXT = "It's a Secret to Everybody"
 
 
+def test_pings_that_prove_nothing_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        around = surroundings(serving=Serving(webhooks=(webhook("bitbucket-server"),)))
+        ping = Delivery({"Content-Type": "application/json", "X-Event-Key": "diagnostics:ping"}, b"{}")
+        async with served(around) as client:
+            for _ in range(20):
+                assert (await deliver(client, ping)).status_code == 200
+        told = [record for record in caplog.records if record.name == "llmgw.serve.http"]
+        assert len(told) == 1
+
+    with caplog.at_level(logging.DEBUG):
+        run(test)
+
+
 # ---- greedy, lying and slow clients ------------------------------------------------------------------
 
 
