@@ -55,7 +55,10 @@ class GitRecordStore:
         return f"{self._ref.removeprefix('refs/heads/')} of {self._remote}"
 
     async def read(self) -> Stored:
-        return await self._stored(await self.tip())
+        version = await self.tip()
+        if version is None and self._known is not None:
+            raise self._gone(self._known)
+        return await self._stored(version)
 
     async def read_cached(self) -> Stored:
         """The record as it was when it was last fetched; asks nobody. For when the repository is out of reach."""
@@ -134,6 +137,14 @@ class GitRecordStore:
             ) from newer
         except layout.LayoutError as broken:
             raise UnreadableRecordError(self._unreadable(version, broken)) from broken
+
+    def _gone(self, known: _Known) -> StalledError:
+        """A branch that was there a moment ago is no new fleet: nodes that have no agent yet would become another fleet's."""
+        return StalledError(
+            f"reading the record on {self.place}: the branch is gone, and it held serial {known.kept.record.serial}: nothing is "
+            f"changed; push it back (git --git-dir={self._objects.path} push {self._remote} {known.version}:{self._ref}), or "
+            "rebuild it from the agents with llmgw recover"
+        )
 
     def _unreadable(self, version: Commit, broken: layout.LayoutError) -> str:
         return (

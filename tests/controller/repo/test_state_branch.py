@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -231,6 +232,21 @@ def test_history_rewritten_by_hand_makes_the_writer_lose(store: GitRecordStore, 
         write(store, record(3), second)
     assert work.git("rev-parse", STATE) == other, "nothing is ever forced"
     assert asyncio.run(store.read()).version == other
+
+
+def test_a_branch_that_vanishes_is_no_new_fleet(store: GitRecordStore, work: Any) -> None:
+    """Machines without an agent were set up for another fleet then."""
+    first = write(store, record(4))
+    work.git("update-ref", "-d", f"refs/heads/{STATE}")
+    for _ in range(2):
+        with pytest.raises(
+            StalledError, match=r"the branch is gone, and it held serial 4.*llmgw recover"
+        ) as told:
+            asyncio.run(store.read())
+    push = re.search(r"\(git (.*)\), or", str(told.value))
+    assert push is not None
+    work.git(*push[1].split())
+    assert asyncio.run(store.read()).version == first
 
 
 # ---- interruptions -------------------------------------------------------------------------------------------
