@@ -10,7 +10,7 @@ from llmgw.controller.nodes.transport import Link
 from llmgw.controller.passes import observe
 from llmgw.controller.repo.records import Stored
 from llmgw.controller.serving.loop import LONGEST_PAUSE, STOP_WITHIN
-from llmgw.controller.serving.snapshot import HELD, INVALID, NOTHING, Event, HeadMoved, PassBegan
+from llmgw.controller.serving.snapshot import HELD, INVALID, NOTHING, Event, HeadMoved, PassBegan, PassEnded
 from llmgw.model.desired import DesiredNode
 from llmgw.model.ids import Commit
 from llmgw.model.problems import HeldError
@@ -478,21 +478,28 @@ def test_an_agent_that_is_not_there_yet_is_set_up_and_then_watched() -> None:
     async def main() -> None:
         world = World(agents=False)
         it = _over(world)
-        told: list[str] = []
+        noted = Alerts(it)
+        it.told = noted.told  # type: ignore[method-assign] # the first of the observers
         async with looping(it):
-            await it.until(lambda: _alerts(it, told) and serving(it) == {"chat"}, within=60)
-            assert told == [], "a machine that was just set up has lost nothing"
+            await it.until(lambda: serving(it) == {"chat"}, within=60)
+            assert noted.alerts == [[]] * len(noted.alerts), "a machine that was just set up has lost nothing"
             agent: PretendAgent = world.agents["gpu01"]
             assert await it.until(lambda: len(agent.watchers) == 1) < 5
 
     run(main())
 
 
-def _alerts(it: Looped, told: list[str]) -> bool:
-    """Those that are up now, too; always true."""
-    known = it.snapshots.now.status
-    told += [alert.id for alert in known.alerts] if known is not None else []
-    return True
+class Alerts:
+    """What those who are told of a pass see beside it."""
+
+    def __init__(self, it: Looped) -> None:
+        self._it = it
+        self.alerts: list[list[str]] = []
+
+    def told(self, event: Event) -> None:
+        known = self._it.snapshots.now.status
+        if isinstance(event, PassEnded) and known is not None:
+            self.alerts.append([alert.id for alert in known.alerts])
 
 
 def test_a_force_push_to_other_history_is_applied_and_one_to_older_history_is_not() -> None:
