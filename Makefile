@@ -24,7 +24,7 @@ demo-stop: ## stop what the demo started
 
 test: lint types contracts tests ## everything that must hold before a commit lands (CI runs this)
 
-test-all: LONG := --long
+test-all: LONG := --long --hypothesis-profile=explore
 test-all: test ## the same and the long tests (a real systemd, Ray), which `make test` leaves out and says so
 
 $(VENV)/.installed: pyproject.toml

@@ -4,6 +4,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run, however busy the machine: a change that breaks something fails its own run and no other's.
+settings.register_profile("llmgw", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None, max_examples=500)
+settings.load_profile("llmgw")
 
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 SENT = "llmgw_left_out"

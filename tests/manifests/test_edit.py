@@ -184,7 +184,7 @@ _VALUES = st.sampled_from(
 )  # fmt: skip
 _COMMENTS = st.sampled_from(["", "   # why", "\n    # above the next", "\n"])
 _ODD = st.lists(st.tuples(st.sampled_from("abcdefgh"), _VALUES, _COMMENTS), min_size=1, max_size=6, unique_by=lambda one: one[0])  # fmt: skip
-_NEW = st.one_of(st.integers(), st.booleans(), st.text(st.characters(categories=["L", "N", "P", "Z"]), max_size=12), st.just(["x", 1]), st.just({"y": "z"}))  # fmt: skip
+_NEW = st.one_of(st.integers(-(2**63), 2**63 - 1), st.booleans(), st.text(st.characters(categories=["L", "N", "P", "Z"]), max_size=12), st.just(["x", 1]), st.just({"y": "z"}))  # fmt: skip
 
 
 @given(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from llmgw.manifests import decode, schema, yamltext
 from llmgw.manifests.load import load
+from llmgw.model.manifest import KINDS
 from llmgw.model.problems import InvalidError, Problem
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -17,6 +18,7 @@ DOCUMENTS = [
     document
     for file in sorted(EXAMPLES.rglob("*.yaml"))
     for document in yamltext.read(file.name, file.read_bytes())[0]
+    if document.data.get("kind") in KINDS
 ]
 PIECES = st.sampled_from(
     ["a", ": ", "- ", "\n", "  ", "\t", "[", "]", "{", "}", ",", "&x ", "*x", "!t ", "!!int ", '"', "'", "#", "|\n", ">\n", "? ",

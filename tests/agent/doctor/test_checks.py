@@ -168,7 +168,7 @@ STRANGER = replace(GPU, processes=(GpuProcess(pid=9, user="bob", memory=GIB, com
             "gpu",
             "fail",
             "lost",
-            "operations",
+            "docs/nodes.md",
         ),
         (seen(facts=replace(FACTS, gpus=(STRANGER,))), "gpu processes", "warn", "pid 9 of user bob", "ask"),
         (seen(facts=replace(FACTS, hca_ports=(FAILING,))), "adapters", "warn", "DOWN (Polling)", "cable"),
