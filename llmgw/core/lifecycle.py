@@ -268,11 +268,17 @@ def _ready(life: Life, now: datetime, rules: Rules) -> Step:
 
 
 def _probe_failed(life: Life, event: ProbeFailed, now: datetime, rules: Rules) -> Step:
-    if life.state is not S.READY:
+    if life.state is not S.READY and not is_adopted(life):
         return life, ()
     deadline = _after(now, rules.timeouts.adopt_ready)
     reason = f"{NO_ANSWER}{event.why}"
-    return _to(life, S.LOADING, reason, now, deadline=deadline), (Action.AWAIT_READY,)
+    # It has recovered by then, or is not only slow: whether the agent has been replaced meanwhile counts no more.
+    return _to(life, S.LOADING, reason, now, deadline=deadline, adopted=False), (Action.AWAIT_READY,)
+
+
+def is_adopted(life: Life) -> bool:
+    """Found running by an agent that has not seen it ready, though another has: it may be slow, as long as it works."""
+    return life.state in (S.STARTING, S.LOADING) and life.adopted and life.ready_at is not None
 
 
 def _exited(life: Life, exit_: Exit, now: datetime, rules: Rules) -> Step:
@@ -300,7 +306,7 @@ def _deadline_passed(life: Life, now: datetime, rules: Rules) -> Step:  # noqa: 
         case S.INSTALLING | S.FETCHING:
             seconds = (now - life.since).total_seconds()
             return _fail(life, f"{life.state.value} was not done after {seconds:.0f} s: {life.reason}", now)
-        case S.STARTING | S.LOADING if life.adopted and life.ready_at is not None:
+        case S.STARTING | S.LOADING if is_adopted(life):
             reason = f"{SLOW}{life.reason.removeprefix(SLOW)}"
             return replace(life, reason=reason, deadline=_after(now, rules.timeouts.adopt_ready)), ()
         case S.STARTING | S.LOADING:

@@ -274,6 +274,19 @@ def test_an_adopted_one_that_was_ready_is_asked_again_and_never_killed_for_being
     assert after(Ready(), life=life).state is S.READY
 
 
+def test_an_adopted_one_that_answers_nothing_and_does_nothing_is_given_up_as_one_that_is_ready() -> None:
+    adopted = after(Adopted(), life=LIFE_IN[S.READY])
+    life, actions = step(adopted, ProbeFailed(why="silent"), NOW, RULES)
+    ready, _ = step(LIFE_IN[S.READY], ProbeFailed(why="silent"), NOW, RULES)
+    assert (life.state, actions) == (S.LOADING, (Action.AWAIT_READY,))
+    assert (life.reason, life.deadline) == (ready.reason, ready.deadline)
+    assert after(Ready(), life=life).state is S.READY
+    given_up = after(DeadlinePassed(), life=life)
+    assert (given_up.state, given_up.then) == (S.STOPPING, S.BACKOFF)
+    never = after(Adopted(), life=replace(LIFE_IN[S.LOADING], ready_at=None))
+    assert step(never, ProbeFailed(why="silent"), NOW, RULES) == (never, ())
+
+
 @pytest.mark.parametrize("state", [S.STARTING, S.LOADING])
 def test_an_adopted_one_that_was_never_ready_has_the_rest_of_its_startup_and_no_more(
     state: ShardState,

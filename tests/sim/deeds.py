@@ -165,7 +165,7 @@ async def _engine_dies(world: World, event: Event) -> None:
 
 
 async def _engine_hangs(world: World, event: Event) -> None:
-    """It lives on and answers nothing any more; some come to themselves soon, all in peace."""
+    """It lives on and answers nothing any more; some come to themselves soon, others never do."""
     serving = [it for it in _node(world, event).machine.living() if it.script.ready_after is not None]
     if not serving:
         return

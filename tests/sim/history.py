@@ -109,7 +109,7 @@ async def _play(history: History, draw: int, opened: OpenStore | None, worlds: l
 
 
 def faults_end(world: World) -> None:
-    """Whatever was broken is whole again; who was down comes up."""
+    """Whatever was broken is whole again; who was down comes up. Engines that hang hang on: their agents must see to it."""
     world.told("PEACE")
     world.store.trouble = ""
     for node in world.nodes.values():
@@ -119,7 +119,6 @@ def faults_end(world: World) -> None:
         node.line.hears.set()
         node.line.speaks.set()
         node.contents.full = False
-        node.thaw()
         node.machine.foreign.clear()
         node.machine.strangers.clear()
         node.machine.gpus = tuple(replace(gpu, health=()) for gpu in node.machine.gpus)

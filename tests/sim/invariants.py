@@ -28,6 +28,8 @@ LEAVING = (ReplicaPhase.DRAINING, ReplicaPhase.STOPPING)
 LOOKING = 30.0
 """Seconds that may lie between a pass's look at the nodes and its intent."""
 OWNER = "state/owner.json"
+NOTICED = 10.0
+"""Seconds until an agent has seen that an engine answers again: two of its questions."""
 GLANCE = 0.2
 """Seconds between looks at who serves; whoever serves for less is missed by nobody."""
 WATCHED = 3
@@ -62,6 +64,7 @@ class Invariants:
         self._served: dict[tuple[str, str], float] = {}  # model and replica -> when it last served
         self._looked = -1.0
         self._since: dict[str, float] = {}  # replica -> since when it has served without a break
+        self._silent: dict[str, float] = {}  # node -> when it was last out of its controllers' reach
         self._took_a_server: dict[str, bool] = {}  # command id -> whether its shard served when it came
         self._fences: dict[str, tuple[int, str]] = {}
         self._commanding = 0
@@ -82,6 +85,9 @@ class Invariants:
         if self._world.loop.elapsed - self._looked >= GLANCE:
             self._looked = self._world.loop.elapsed
             self._remember_serving()
+            self._silent.update(
+                {name: self._looked for name, node in self._world.nodes.items() if not node.in_reach()}
+            )
 
     def began(self, node: "SimNode") -> None:
         """A process has begun: only then can a machine become too small."""
@@ -246,7 +252,7 @@ class Invariants:
         if method == "stop":
             # When the pass looked it was not ready yet; otherwise it would have been drained. What is under way for long
             # (a slow line, a machine that slept as it sent) was decided when it was sent.
-            if sent - self._since.get(replica, sent) > LOOKING:
+            if sent - self._since.get(replica, sent) > LOOKING and not self._leader_is_silent(spec, sent):
                 self.violate(f"{shard} is stopped by serial {serial} while it serves, and was never drained")
             return
         watch.taken[spec.model].add(replica)
@@ -257,6 +263,15 @@ class Invariants:
                 f"{method} of {shard} by serial {serial} leaves {left} of {spec.model} serving "
                 f"({', '.join(sorted(seen - watch.taken[spec.model])) or 'none'}), and {need} must be: {why}"
             )
+
+    def _leader_is_silent(self, spec: LaunchSpec, sent: float) -> bool:
+        """Only a gang's leader knows of requests: while it is out of reach its other ranks can't be drained."""
+        leaders = [
+            name
+            for name, node in self._world.nodes.items()
+            if f"{spec.replica}-r0" in self.engines(node) and spec.rank > 0
+        ]
+        return any(sent - self._silent.get(name, -LOOKING) < LOOKING for name in leaders)
 
     def _least(self, model: str, watch: PassWatch) -> tuple[int, str]:
         """How many replicas of a model the pass must leave serving."""
@@ -296,9 +311,10 @@ class Invariants:
         return goes is not None and comes is not None and goes.priority < comes.priority and not goes.protect
 
     def signalled(self, node: "SimNode", process: Process, number: int) -> None:
-        """An engine that answers is only ended because somebody asked for it."""
+        """An engine that answers is only ended because somebody asked for it, or because it has only just come to itself."""
         shard = process.order.shard
-        if node.machine.serves(process) and shard not in self.asked:
+        back = self._world.loop.elapsed - node.thawed.get(process, -NOTICED) < NOTICED
+        if node.machine.serves(process) and shard not in self.asked and not back:
             self.violate(f"{node.name}: signal {number} to {shard}, which serves and was not told to go")
 
     # ---- the record ----------------------------------------------------------------------------------

@@ -220,6 +220,7 @@ class SimNode:
         self.trouble_with_jobs = 0
         self.crash_at_work = 0
         self.hung: dict[Process, Script] = {}  # how each would go on
+        self.thawed: dict[Process, float] = {}  # when each came to itself
         self._starting: asyncio.Task[Door] | None = None
         self.on_write: Callable[[str, bytes], None] = lambda name, data: None
         self.on_wipe: Callable[[], None] = lambda: None
@@ -247,6 +248,12 @@ class SimNode:
 
     def agent_alive(self) -> bool:
         return self.agent is not None and not self.agent.dead
+
+    def in_reach(self) -> bool:
+        """Whether a controller that asks now hears of it in time."""
+        line = self.line
+        heard = line.reachable and line.hears.is_set() and line.speaks.is_set()
+        return heard and not line.delay and not line.cuts and self.agent_alive()
 
     def claimed(self) -> frozenset[str]:
         """Shards that its agent knows."""
@@ -376,10 +383,11 @@ class SimNode:
         self._starting = None
         self.on_wipe()
 
-    def thaw(self, *processes: Process) -> None:
-        """Those that hang go on; all of them if none is named."""
-        for process in processes or tuple(self.hung):
-            process.script = self.hung.pop(process, process.script)
+    def thaw(self, process: Process) -> None:
+        """One that hangs goes on."""
+        if process in self.hung:
+            process.script = self.hung.pop(process)
+            self.thawed[process] = asyncio.get_running_loop().time()
 
     def come_up(self) -> None:
         self.up = True

@@ -66,7 +66,9 @@ class Questions:
                 return
             await asyncio.sleep(pause)
 
-    async def await_ready(self) -> None:
+    async def await_ready(self, *, was_ready: bool) -> None:
+        """``was_ready``: another agent has seen it so. It may be slow, and is looked at as one that is ready: whether it answers
+        nothing and does nothing."""
         if self._probes.port is None:
             await asyncio.sleep(self._spec.timeouts.alive_grace)
             self._tell(Ready())
@@ -78,6 +80,9 @@ class Questions:
                 self._tell(Ready())
                 return
             self._tell(Waiting(reason=why))
+            if was_ready and (dead := await self._dead()):
+                self._tell(ProbeFailed(why=dead))
+                return
             await asyncio.sleep(pause)
 
     async def watch(self) -> None:
@@ -91,6 +96,12 @@ class Questions:
                 self._tell(ProbeFailed(why=dead))
                 return
             self._tell(Waiting(reason=""))
+
+    async def _dead(self) -> str | None:
+        alive = self._probes.alive
+        if alive is None or not await self._wrong(alive, timeout=self._spec.timeouts.health_request):
+            return None
+        return await self._silent(alive)
 
     async def _silent(self, alive: HttpProbe) -> str | None:
         """Why it counts as dead; None when it answers again."""

@@ -34,7 +34,7 @@ from llmgw.core.life import (
     StopAsked,
     Waiting,
 )
-from llmgw.core.lifecycle import describe_exit, rules_of, step
+from llmgw.core.lifecycle import describe_exit, is_adopted, rules_of, step
 from llmgw.model.facts import Gpu
 from llmgw.model.launch import ENGINE, LaunchSpec, LoraAdapter
 from llmgw.model.problems import LlmgwError, StalledError
@@ -346,7 +346,7 @@ class Shard:
             case Action.AWAIT_PORT:
                 await questions.await_port()
             case Action.AWAIT_READY:
-                await questions.await_ready()
+                await questions.await_ready(was_ready=is_adopted(self.life))
             case Action.WATCH:
                 await questions.watch()
             case _:

@@ -60,14 +60,56 @@ def test_a_slow_one_stays_loading_after_adoption_and_is_never_killed() -> None:
         await rig.reaches(launch, "ready")
         await killed(first)
         process = rig.node.living()[0]
-        process.script = replace(process.script, ready_after=None)
+        process.script = replace(process.script, answers_token=False)
         await rig.agent()
-        await rig.reaches(launch, "loading", within=90, says="slow after adoption: /health answered 503")
+        await rig.reaches(launch, "loading", within=600, says="slow after adoption: /v1/completions")
         await asyncio.sleep(3600)
         assert rig.report(launch).state == "loading"
+        process.script = replace(process.script, answers_token=True)
+        await rig.reaches(launch, "ready", within=180)
+        assert len(rig.node.starts) == 1
+
+    on_node(story)
+
+
+def test_one_that_works_without_answering_is_not_killed_because_its_agent_was_replaced() -> None:
+    async def story(rig: Rig) -> None:
+        first = await rig.agent()
+        launch = spec()
+        await first.start(start(launch))
+        await rig.reaches(launch, "ready")
+        await killed(first)
+        process = rig.node.living()[0]
+        process.script = replace(process.script, ready_after=None)
+        await rig.agent()
+        for count in range(600):  # its requests move, however slowly
+            process.script = replace(process.script, in_flight=count)
+            await asyncio.sleep(1)
+        report = rig.report(launch)
+        assert report.state == "loading"
+        assert report.reason.startswith("slow after adoption: busy: /health answered 503")
+        assert "its requests move" in report.reason
         process.script = replace(process.script, ready_after=0)
         await rig.reaches(launch, "ready")
         assert len(rig.node.starts) == 1
+
+    on_node(story)
+
+
+def test_one_that_hangs_when_its_agent_is_replaced_is_started_again_as_without_that() -> None:
+    async def story(rig: Rig) -> None:
+        first = await rig.agent()
+        launch = spec()
+        await first.start(start(launch))
+        await rig.reaches(launch, "ready")
+        process = rig.node.living()[0]
+        process.script = replace(process.script, ready_after=None)
+        await killed(first)
+        await rig.agent()
+        await rig.reaches(launch, "loading", within=30, says="no longer answers: /health answered 503")
+        await rig.reaches(launch, "backoff", within=120, says="did not recover")
+        await rig.reaches(launch, "ready", within=60)
+        assert len(rig.node.starts) == 2
 
     on_node(story)
 
