@@ -227,13 +227,14 @@ class PassRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUp:
-    """A replica that somebody gave up together with a machine that was lost: should a shard of it come back, it is told to
-    stop."""
+    """A replica that somebody gave up together with a machine that was lost, or whose order no agent knew of when the pass that
+    gave it was taken over: should a shard of it turn up, it is told to stop."""
 
     replica: ReplicaId
     node: str
     by: str
     at: datetime
+    serial: int = 0  # of the pass whose order may still come; 0: its machine was lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgw.core.record import recording
+from llmgw.core.record.latecomers import expecting
 from llmgw.core.seen import silence
 from llmgw.model.desired import Desired, DesiredModel
 from llmgw.model.ids import Fence
@@ -15,7 +16,7 @@ from llmgw.model.manifest import FleetSpec, Rollout, Unreachable
 from llmgw.model.plan import Action, Plan, StepKind
 from llmgw.model.record import GivenUp, NodeRecord, ReplicaPhase
 from llmgw.model.report import Reach, Report
-from tests.core.builders import FLEET, NOW, NodeState, desired, facts, model, node, profile
+from tests.core.builders import FLEET, NOW, NodeState, a_pass, desired, facts, model, node, profile
 from tests.core.fleets import Fleet, fleet
 
 GRACE = timedelta(minutes=5)
@@ -383,6 +384,27 @@ def test_what_was_given_up_is_told_to_stop_when_it_comes_back() -> None:
     world.settle()
     assert not world.plan().changes
     assert all(shard.state == "stopped" for shard in world.nodes["gpu01"].shards.values())
+
+
+def test_what_comes_up_by_an_order_that_came_late_is_told_to_stop_and_why() -> None:
+    wanted = lab(model("chat"), nodes=("gpu01", "gpu02"))
+    world = fleet(wanted, [NodeState(name, facts(name, gpus=1)) for name in wanted.nodes])
+    world.one_pass()  # its start comes, though whoever takes the pass over does not see it yet
+    intent = replace(world.record, last_pass=a_pass(world.record.serial, world.now))
+    world.record = expecting(replace(intent, replicas={}), before=intent, by="ben@desk", at=NOW)
+    assert [each.replica for each in world.record.given_up] == list(intent.replicas)
+    world.desired = lab(nodes=("gpu01", "gpu02"))
+    (told,) = (change for change in world.plan().changes if change.keyword == "given-up")
+    assert (
+        f"its order, of serial {intent.serial}, came after ben@desk had taken that pass over" in told.reason
+    )
+    world.settle()
+    assert not world.plan().changes
+
+
+def test_what_the_record_knows_is_not_expected_to_stop() -> None:
+    world = settled(lab(model("chat")))
+    assert expecting(world.record, before=world.record, by="ben@desk", at=NOW).given_up == ()
 
 
 def test_what_was_given_up_is_adopted_where_nobody_took_its_place() -> None:

@@ -17,4 +17,12 @@ FOUND: dict[str, str] = {
         "A node had accepted a start, rebooted, and its agent was not back when the dead apply was taken over: the start was "
         "taken as never sent, and the engine came up recorded by nobody."
     ),
+    "order after the takeover": (
+        "An apply died while a start was on its way. The next one asked the node before the start came, took it as never sent, and "
+        "wanted it no more: the engine came up and held its place for ever, recorded by nobody."
+    ),
+    "gang whose leader is out of reach": (
+        "The ranks of a gang that was given up, because its leader's machine was silent for longer than its grace, can't be "
+        "drained: only the leader knows of requests. The watcher asked for it."
+    ),
 }

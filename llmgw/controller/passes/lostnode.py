@@ -7,7 +7,7 @@ from llmgw.controller.passes.custody import Custody
 from llmgw.controller.passes.onenode import instead, replicas_on
 from llmgw.controller.passes.prepare import Prepared
 from llmgw.core.record.custody import forgotten_on
-from llmgw.core.record.recording import GIVEN_UP_KEPT
+from llmgw.core.record.latecomers import given_up
 from llmgw.core.seen.condition import Health, condition
 from llmgw.core.seen.survey import Survey, survey
 from llmgw.model.plan import Action, Change, Plan, Step, StepKind
@@ -36,13 +36,13 @@ def giving_up(node: str) -> Custody:
             GivenUp(replica=record.replicas[each].id, node=node, by=by, at=at) for each in sorted(going)
         )
         left = forgotten_on(record, node)
-        return replace(
+        without = replace(
             record,
             forgotten={name: each for name, each in record.forgotten.items() if name not in left},
             replicas={name: replica for name, replica in record.replicas.items() if name not in going},
             endpoints=tuple(each for each in record.endpoints if each.replica not in going),
-            given_up=(*record.given_up, *lost)[-GIVEN_UP_KEPT:],
         )
+        return given_up(without, lost)
 
     return Custody(plan=make, amend=amend)
 

@@ -19,6 +19,7 @@ from llmgw.controller.passes.values import PassRequest, PassResult, SupersededEr
 from llmgw.controller.passes.work import Work, pass_record
 from llmgw.controller.repo.records import LostRaceError, Stored
 from llmgw.core.record import recording
+from llmgw.core.record.latecomers import expecting
 from llmgw.model.ids import Commit
 from llmgw.model.plan import StepKind
 from llmgw.model.problems import HeldError, StalledError
@@ -119,7 +120,8 @@ async def _take_over(fleet: Fleet, wish: Wish, prepared: Prepared, progress: Pro
     results = became_of(left, prepared.observed) if left else {}
     record = prepared.record
     if left is not None:
-        record = recording.end(record, left, results, prepared.observed, now=now)
+        known = recording.end(record, left, results, prepared.observed, now=now)
+        record = expecting(known, before=record, by=fleet.holder, at=now)
     record = recording.observe(record, prepared.observed, now, grace=prepared.grace)
     ended = replace(
         crashed,

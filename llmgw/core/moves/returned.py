@@ -1,5 +1,5 @@
-"""Shards that come back with a machine that somebody had given up for lost: they are told to stop, since others have taken
-their places. Where nobody has, adoption takes them over first."""
+"""Shards that come back with a machine that somebody had given up for lost, or by an order that came after its pass was taken
+over: they are told to stop, since others have taken their places. Where nobody has, adoption takes them over first."""
 
 from llmgw.core.amounts import at, names
 from llmgw.core.moves.round import Round
@@ -8,6 +8,7 @@ from llmgw.core.seen.condition import ENDED
 from llmgw.core.seen.survey import SeenShard
 from llmgw.model.ids import ReplicaId
 from llmgw.model.plan import Action, Change
+from llmgw.model.record import GivenUp
 from llmgw.model.report import ShardState
 
 
@@ -27,7 +28,7 @@ def stop_returned(round_: Round, *, adopted: frozenset[str]) -> None:
             continue
         lost = given_up[shards[0].report.replica]
         where = names(dict.fromkeys(each.node for each in shards))
-        reason = f"{replica} runs on {where}, and was given up together with {lost.node} by {lost.by} at {at(lost.at)}: it is stopped"
+        reason = f"{replica} runs on {where}, and {_how(lost)}: it is stopped"
         for seen in going:
             round_.book.add(stop_step(seen, reason))
         model = shards[0].report.model
@@ -41,3 +42,9 @@ def stop_returned(round_: Round, *, adopted: frozenset[str]) -> None:
                 previous=replica,
             )
         )
+
+
+def _how(lost: GivenUp) -> str:
+    if lost.serial:
+        return f"its order, of serial {lost.serial}, came after {lost.by} had taken that pass over at {at(lost.at)}"
+    return f"was given up together with {lost.node} by {lost.by} at {at(lost.at)}"

@@ -41,9 +41,6 @@ __all__ = ["begin", "end", "observe"]
 KEY_ID = "keyId"
 """Where a plan's ``extra`` names the fleet secret it was made with."""
 NEVER_SENT = frozenset({StepOutcome.FAILED, StepOutcome.SKIPPED, StepOutcome.DEFERRED})
-GIVEN_UP_KEPT = 256
-"""Replicas that were given up with their machines, of which the record remembers that they are to stop: a machine full of shares,
-several times over."""
 ERRORS_KEPT = 20
 """Errors of one pass that the record keeps; the commit's message has no room for more."""
 
