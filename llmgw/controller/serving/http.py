@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def _guarded(around: Surroundings) -> Callable[[Endpoint], Endpoint]:
-    token = around.serving.access_token
+    token, quiet = around.serving.access_token, _Quiet(around.clock)
 
     def guarded(endpoint: Endpoint) -> Endpoint:
         async def answer(request: Request) -> Response:
@@ -137,7 +137,7 @@ def _guarded(around: Surroundings) -> Callable[[Endpoint], Endpoint]:
                 try:
                     known = around.lookup(token)
                 except StalledError as wrong:
-                    LOG.warning("%s", wrong)
+                    quiet.warn(("access token",), str(wrong))
                     return PlainTextResponse(
                         "the access token can't be read\n", status_code=503, headers=PLAIN
                     )
@@ -202,13 +202,27 @@ def status_document(known: Snapshot) -> dict[str, Any]:
 # ---- webhooks ----------------------------------------------------------------------------------------
 
 
+class _Quiet:
+    """What strangers can bring about as often as they like, in the log once in a while."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._told: dict[tuple[str, ...], datetime] = {}
+
+    def warn(self, key: tuple[str, ...], text: str) -> None:
+        now = self._clock.now()
+        if key not in self._told or now - self._told[key] >= QUIET:
+            self._told[key] = now
+            LOG.warning("%s (others like it within a minute are not told)", text)
+
+
 class _Hooks:
     def __init__(self, around: Surroundings) -> None:
         self._around = around
         self._known = {webhook.name: webhook for webhook in around.serving.webhooks}
         self._deliveries = Deliveries()
         self._receiving = 0  # bytes of bodies that are not judged yet
-        self._quiet: dict[tuple[str, int], Any] = {}
+        self._quiet = _Quiet(around.clock)
 
     async def answer(self, request: Request) -> Response:
         webhook = self._known.get(request.path_params["name"])
@@ -267,7 +281,7 @@ class _Hooks:
         try:
             return self._around.lookup(reference)
         except StalledError as wrong:
-            LOG.warning("webhook %s: %s", webhook.name, wrong)
+            self._quiet.warn((webhook.name, str(reference)), f"webhook {webhook.name}: {wrong}")
             return b""
 
     def _told(self, webhook: Webhook, answer: Answer) -> None:
@@ -276,17 +290,9 @@ class _Hooks:
             delivery = f" (delivery {answer.delivery})" if answer.delivery else ""
             LOG.info("webhook %s: %d %s%s", webhook.name, answer.status, answer.text, delivery)
             return
-        now = self._around.clock.now()
-        key = (webhook.name, answer.status)
-        if key not in self._quiet or now - self._quiet[key] >= QUIET:
-            self._quiet[key] = now
-            LOG.warning(
-                "webhook %s: %s with %d: %s (others like it within a minute are not told)",
-                webhook.name,
-                "answered" if answer.stranger else "refused",
-                answer.status,
-                answer.text,
-            )
+        word = "answered" if answer.stranger else "refused"
+        told = f"webhook {webhook.name}: {word} with {answer.status}: {answer.text}"
+        self._quiet.warn((webhook.name, str(answer.status)), told)
 
 
 def _again(answer: Answer) -> dict[str, str]:

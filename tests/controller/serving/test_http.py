@@ -325,6 +325,27 @@ def test_pings_that_prove_nothing_do_not_fill_the_log(caplog: pytest.LogCaptureF
         run(test)
 
 
+def test_a_secret_that_is_gone_lets_strangers_write_one_line_a_minute(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET_TEXT)
+    reference = FromFile(from_file=str(secret))
+
+    async def test() -> None:
+        serving = Serving(webhooks=(webhook(secrets=(reference,)),), access_token=reference)
+        async with served(surroundings(serving=serving)) as client:
+            secret.unlink()
+            for _ in range(10):
+                assert (await deliver(client, push("github"))).status_code == 503
+                assert (await client.get("/status")).status_code == 503
+        told = [record.getMessage() for record in caplog.records if record.name == "llmgw.serve.http"]
+        assert len(told) == 3, "the webhook's secret, its refusal, the access token"
+
+    with caplog.at_level(logging.DEBUG):
+        run(test)
+
+
 # ---- greedy, lying and slow clients ------------------------------------------------------------------
 
 
