@@ -31,12 +31,12 @@ WISH = FleetWish(
 Plant = Callable[[World], Awaitable[None]]
 
 
-def planted(plant: Plant) -> str:
+def planted(plant: Plant, wish: FleetWish = WISH) -> str:
     """What the world says once ``plant`` has spoilt it."""
     worlds: list[World] = []
 
     async def main() -> None:
-        world = World(Random(5), WISH)
+        world = World(Random(5), wish)
         worlds.append(world)
         try:
             assert await settled(world)
@@ -280,6 +280,23 @@ def test_a_serving_replica_that_is_stopped_without_a_drain() -> None:
         await sent(world, "stop", command(serial, engine(world, "ant").order.shard))
 
     assert "was never drained" in planted(plant)
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_rank_is_stopped_without_a_drain_though_its_leader_could_be_asked(*, reached: bool) -> None:
+    two = (NodeWish(name="node1", gpus=1), NodeWish(name="node2", gpus=1))
+    wish = FleetWish(nodes=two, models=(ModelWish(name="ant", shape="gang"),))
+
+    async def plant(world: World) -> None:
+        replica = replica_of(world, "ant")
+        if not reached:
+            world.nodes[replica.ranks[0].node].line.go_down()
+            await asyncio.sleep(1.0)
+            world.invariants.step()
+        serial = await intent(world)
+        await sent(world, "stop", command(serial, f"{replica.id}-r1"))
+
+    assert ("was never drained" in planted(plant, wish)) is reached
 
 
 def test_something_is_taken_away_while_changes_are_frozen() -> None:
