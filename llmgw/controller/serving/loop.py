@@ -228,6 +228,7 @@ class Loop:
                 at = record.last_pass.started if record.last_pass is not None else None
                 self._snapshots.change(applied=Applied(commit=record.commit, serial=record.serial, at=at))
             self._snapshots.change(
+                same=_same(attempted),
                 status=status(
                     record,
                     _as_it_is(result),
@@ -323,6 +324,14 @@ class _Told:
 
     def said(self, text: str) -> None:
         log.warning("%s", text)
+
+
+def _same(attempted: Attempted) -> Commit | None:
+    """The commit of a pass for which nothing had to be written: a change of a README, say, is never recorded."""
+    result = attempted.result
+    if result is None or result.outcome is not None or attempted.failed or attempted.refused:
+        return None
+    return None if result.plan.blocked or result.halted else result.prepared.desired.commit
 
 
 def _as_it_is(result: PassResult) -> Observed:

@@ -151,8 +151,9 @@ def _git(known: Snapshot) -> Iterator[Metric]:
     yield _gauge("llmgw_drift", "What was changed outside of llmgw, as the last plan told.", known.drift)
     applied = known.applied
     if known.head is not None:
-        current = applied is not None and applied.commit == known.head
-        yield _gauge("llmgw_head_applied", "Whether the newest commit is the one applied last.", current)
+        current = applied is not None and known.head in (applied.commit, known.same)
+        told = "Whether what the newest commit asks for is what was applied last."
+        yield _gauge("llmgw_head_applied", told, current)
     if applied is None:
         return
     yield InfoMetricFamily("llmgw_applied", "The commit applied last.", value={"commit": applied.commit})

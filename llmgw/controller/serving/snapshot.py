@@ -96,6 +96,7 @@ class Snapshot:
     ref: str = ""  # the branch that is followed; empty: not known yet
     head: Commit | None = None  # the newest commit that was seen on it
     applied: Applied | None = None
+    same: Commit | None = None  # a later commit that asks for just what the applied one asks for
     totals: Totals = Totals()
     last_pass: LastPass | None = None
     last_good: datetime | None = None

@@ -54,6 +54,20 @@ def test_a_commit_is_applied_as_soon_as_it_is_seen_and_the_snapshot_tells_all_of
     run(main())
 
 
+def test_a_commit_that_changes_nothing_of_the_fleet_is_known_as_such() -> None:
+    async def main() -> None:
+        async with looped(Model()) as it:
+            await it.until(lambda: serving(it) == {"chat"})
+            commit = it.push(Model())
+            await it.until(lambda: it.snapshots.now.same == commit)
+            assert it.snapshots.now.applied is not None
+            assert it.snapshots.now.applied.commit != commit
+            it.push(Model(), bad=True)
+            await it.until(lambda: it.snapshots.now.same is None)
+
+    run(main())
+
+
 def test_a_branch_that_nothing_tells_of_is_looked_at_from_time_to_time() -> None:
     async def main() -> None:
         async with looped(watched=False) as it:

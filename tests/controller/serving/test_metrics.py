@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from llmgw.controller.serving.metrics import MOST, Counts, Page
 from llmgw.controller.serving.snapshot import Snapshot
 from llmgw.core.show.status import ModelRow, NodeRow
+from llmgw.model.ids import Commit
 from tests.controller.serving.surroundings import COMMIT, NOW, STATUS, snapshot
 
 
@@ -65,6 +66,13 @@ def test_each_number_says_what_the_snapshot_says() -> None:
     assert values(told, "llmgw_source_up") == {(): 1}
     assert values(told, "llmgw_webhooks_total") == {("202", "forge"): 2}
     assert values(told, "llmgw_notices_total") == {("sent", "chat"): 1}
+
+
+def test_a_commit_that_asks_for_nothing_else_is_as_good_as_applied() -> None:
+    """A README was changed, and the alert about a commit that is not applied went off after 15 minutes."""
+    later = Commit("9" * 40)
+    assert values(scraped(replace(snapshot(), head=later)), "llmgw_head_applied") == {(): 0}
+    assert values(scraped(replace(snapshot(), head=later, same=later)), "llmgw_head_applied") == {(): 1}
 
 
 def test_before_the_first_pass_there_is_less_to_tell_and_nothing_breaks() -> None:
