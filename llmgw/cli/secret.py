@@ -14,7 +14,7 @@ from llmgw.cli.session import fleet_of, interruptible, run
 from llmgw.cli.show import showing
 from llmgw.controller.opening import Opened
 from llmgw.controller.passes.halt import Halt
-from llmgw.controller.passes.keyring import needed
+from llmgw.controller.passes.keyring import needed, unfinished
 from llmgw.controller.passes.lease import crashed_pass
 from llmgw.controller.passes.prepare import Wish
 from llmgw.controller.passes.values import PassRequest
@@ -90,12 +90,10 @@ async def _record(opened: Opened) -> Record:
             "nothing was applied yet, so no key is made from the secret: there is nothing to rotate"
         )
     crashed_pass(record, holder=fleet.holder, now=fleet.clock.now(), instance=fleet.instance)
-    newest = fleet.secret.load()
-    if newest is None or key_id(newest) != record.key_id or needed(record) != {record.key_id}:
-        older = names(sorted(needed(record) - {key_id(newest) if newest is not None else ""}))
+    if older := unfinished(fleet, record):
         raise StalledError(
-            f"a rotation is under way: {older} is still needed. `llmgw apply` finishes it; `llmgw secret status` shows how far "
-            "it is"
+            f"a rotation is under way: {names(sorted(older))} is still needed. `llmgw apply` finishes it; "
+            "`llmgw secret status` shows how far it is"
         )
     return record
 
@@ -117,6 +115,7 @@ async def _status(asked: Asked, *, json_wanted: bool) -> int:
     async with fleet_of(asked) as (opened, _):
         record = (await opened.store.read()).record
         newest, place = opened.fleet.secret.load(), opened.fleet.secret.place
+        unended = record is None or unfinished(opened.fleet, record)
         kept = sorted(opened.fleet.secret.kept())
     here = key_id(newest) if newest is not None else None
     recorded = record.key_id if record is not None else None
@@ -139,7 +138,10 @@ async def _status(asked: Asked, *, json_wanted: bool) -> int:
     for each, count in sorted(replicas.items()):
         output.say(f"  {plural(count, 'replica')} with a key from {each}")
     if kept:
-        output.say(f"Kept until nothing needs it: {names(kept)}. `llmgw apply` goes on with the rotation")
+        ends = (
+            "`llmgw apply` goes on with the rotation" if unended else "What was forgotten has its key from it"
+        )
+        output.say(f"Kept until nothing needs it: {names(kept)}. {ends}")
     if missing:
         output.say(f"Not on this machine: {names(missing)}. Copy it from the machine that applied before")
     return output.DONE

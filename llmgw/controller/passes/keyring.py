@@ -52,13 +52,24 @@ def keyring(fleet: Fleet, record: Record) -> Keyring:
 
 def needed(record: Record) -> frozenset[str]:
     """Key ids of the secrets that something recorded depends on: what runs, and what a held model may go back to."""
-    runs = (replica.spec.key_id for replica in record.holding)
+    forgotten = (each.replica.spec.key_id for each in record.forgotten.values())
+    return (_managed(record) | frozenset(forgotten)) - {""}
+
+
+def unfinished(fleet: Fleet, record: Record) -> frozenset[str]:
+    """Key ids of the secrets that a rotation has still to replace. What was forgotten is replaced by nobody, and keeps its key."""
+    newest = fleet.secret.load()
+    return _managed(record) - ({key_id(newest)} if newest is not None else set()) - {""}
+
+
+def _managed(record: Record) -> frozenset[str]:
+    runs = (replica.spec.key_id for replica in record.replicas.values())
     back = (
         model.last_good_spec.key_id
         for model in record.models.values()
         if model.held is not None and model.last_good_spec is not None
     )
-    return frozenset({record.key_id, *runs, *back}) - {""}
+    return frozenset({record.key_id, *runs, *back})
 
 
 def planning_key(fleet: Fleet, record: Record) -> str:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from llmgw.controller.passes.endpoints import reachable
-from llmgw.controller.passes.keyring import keyring, needed, planning_key
+from llmgw.controller.passes.keyring import drop_unneeded, keyring, needed, planning_key, unfinished
 from llmgw.controller.secrets import replica_key
 from llmgw.model.ids import FleetId, ReplicaId, key_id
 from llmgw.model.problems import StalledError
-from llmgw.model.record import Record
-from tests.controller.passes.pretend import SECRET, Model, World
+from llmgw.model.record import Forgotten, Record
+from tests.controller.passes.pretend import SECRET, START, Model, World
 
 OLD = key_id(SECRET)
 
@@ -103,5 +103,25 @@ def test_a_key_is_made_from_the_secret_that_the_replica_was_started_with() -> No
         assert keys.key(ReplicaId(replica), OLD) == replica_key(SECRET, ReplicaId(replica))
         with pytest.raises(StalledError, match="fleet secret 0badcafe is not on this machine"):
             keys.key(ReplicaId(replica), "0badcafe")
+
+    run(main())
+
+
+def test_a_forgotten_replica_keeps_its_secret_and_holds_no_rotation_up() -> None:
+    async def main() -> None:
+        world = World()
+        await world.settle()
+        record = await recorded(world)
+        left = {
+            name: Forgotten(replica=it, at=START, by="ann@desk", serial=1)
+            for name, it in record.replicas.items()
+        }
+        new = world.secret.rotate()
+        assert unfinished(world.fleet(), record) == {OLD}
+        after = replace(record, key_id=new, replicas={}, forgotten=left)
+        assert unfinished(world.fleet(), after) == set()
+        assert needed(after) == {OLD, new}
+        assert drop_unneeded(world.fleet(), after) == ()
+        assert set(world.secret.kept()) == {OLD}
 
     run(main())
