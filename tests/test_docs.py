@@ -48,3 +48,10 @@ def test_links_that_lead_nowhere_are_seen() -> None:
     assert "signed-commits" in anchors(page)
     assert "signed-commit" not in anchors(page)
     assert "llmgwyaml" not in anchors(page)  # a comment in a block is no heading
+
+
+def test_every_story_is_read_from_some_page() -> None:
+    told = "".join(prose(page) for page in pages())
+    stories = sorted((ROOT / "tests" / "golden" / "stories").glob("*.txt"))
+    assert stories
+    assert [it.name for it in stories if f"golden/stories/{it.name})" not in told] == []
