@@ -196,10 +196,10 @@ class Controller:
     def said(self) -> str:
         return self.log.read_text()
 
-    def plans_nothing(self) -> bool:
-        """Whether it would change nothing."""
+    def would_change(self) -> str:
+        """What it would do now, or why that can't be said; empty: nothing."""
         done = self.host.exec(LLMGW, "plan", "--detailed-exitcode", env=self.environment, timeout=WITHIN)
-        return done.code == 0
+        return done.out + done.err if done.code else ""
 
     def _pids(self) -> list[int]:
         """By this machine's numbers."""

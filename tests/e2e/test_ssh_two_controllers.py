@@ -78,7 +78,14 @@ class Duel:
         self.serves_what_is_asked()
         wait_for("a pass that has ended", lambda: bool(self.hub.last_pass().get("outcome")), within=WITHIN)
         for one in self.controllers:
-            wait_for(f"nothing to plan for {one.holder}", one.plans_nothing, within=WITHIN)
+            self._changes_nothing(one)
+
+    @staticmethod
+    def _changes_nothing(one: Controller) -> None:
+        try:
+            wait_for(f"nothing to do for {one.holder}", lambda: not one.would_change(), within=WITHIN)
+        except AssertionError as late:
+            raise AssertionError(f"{late}\n{one.would_change()}") from late
 
     def held_in_the_middle(self, one: Controller, message: str, *, replicas: int = 0, others: int = 0) -> int:
         """``one`` has written its intent and is kept from going on. Its serial."""
