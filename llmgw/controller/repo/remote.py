@@ -88,7 +88,7 @@ def _https(text: str, what: str, *, trusted: bool) -> Remote:
             text,
             what,
             f"everybody who sees an address would see the password: write {what}: https://{host}{parts.path} and token: "
-            "{fromFile: /etc/llmgw/token} (with user: NAME, where the host wants a certain one); if a token stood here, "
+            "{fromFile: /etc/llmgw/token} (with tokenUser: NAME, where the host wants a certain one); if a token stood here, "
             "make a new one",
         )
     return Remote(address=text, trusted=trusted)

@@ -111,6 +111,7 @@ def test_a_password_in_an_address_is_refused_with_what_to_write(who: str, tmp_pa
         remote_of(f"https://{who}@host.example:8443/fleet.git", base=tmp_path)
     told = str(caught.value)
     assert "write repo: https://host.example:8443/fleet.git and token: {fromFile: " in told
+    assert "tokenUser: NAME" in told, "a setting that exists"
     assert "canary" not in told
 
 
