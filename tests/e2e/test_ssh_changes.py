@@ -5,6 +5,7 @@ The tests share three machines with a GPU each and one model, ``chat``. Each tak
 all along a watcher looks that no GPU, port or name is ever held twice.
 """
 
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -164,16 +165,30 @@ def test_nobody_who_asks_notices_a_new_secret_or_a_rollout(fleet: Fleet) -> None
         second = set(fleet.published().values())
         traffic.wait_for_all()
         fleet.serve(2, "--token-delay", "0.06")
-        fleet.apply("Slower tokens, from two")
+        fleet.road.commit("Slower tokens, from two")
+        (old,) = ready(fleet.file, "chat").ready
+        with Held(fleet.road, old, "chat") as held:
+            applying = fleet.road.start(*APPLY)
+            told_to_go(fleet, str(old["replica"]), applying)
+            held.let_go()
+        fleet.road.end(applying, *APPLY, within=WITHIN * 2)
         third = set(fleet.published().values())
         traffic.wait_for_all()
     assert [len(first), len(second), len(third)] == [1, 1, 2]
     assert traffic.replicas() == first | second | third
     assert len(first | second | third) == 4
-    assert first | second <= traffic.crossed(), "nothing was in flight when they were told to go"
     assert [one["key"] for one in fleet.road.endpoints()] == [
         one["key"] for one in ready(fleet.file, "chat").ready
     ], "the file and the command say two things"
+
+
+def told_to_go(fleet: Fleet, replica: str, applying: "subprocess.Popen[str]") -> None:
+    """Others have taken over from it, and all that it waits for is a request in flight."""
+    wait_for(f"{replica} to be told to go", lambda: replica not in fleet.published().values(), within=WITHIN)
+    told = time.monotonic()
+    assert fleet.published(), "it was told to go before another had taken over"
+    wait_for("all time but that of its requests", lambda: time.monotonic() - told > DRAIN_SETTLE + 1)
+    assert applying.poll() is None, "it was called done while a request was in flight"
 
 
 def test_a_node_is_drained_when_its_agent_says_that_nothing_is_left(fleet: Fleet) -> None:
@@ -184,14 +199,9 @@ def test_a_node_is_drained_when_its_agent_says_that_nothing_is_left(fleet: Fleet
         traffic.wait_for_all()
         assert "being drained" in fleet.edit("drain", host.name)
         applying = fleet.road.start(*APPLY)
-        wait_for("its replica to be told to go", lambda: host.name not in fleet.published(), within=WITHIN)
-        told = time.monotonic()
-        assert set(fleet.published()) == {other.name, free.name}, (
-            "it was told to go before another had taken over"
-        )
-        wait_for("all time but that of its requests", lambda: time.monotonic() - told > DRAIN_SETTLE + 1)
+        told_to_go(fleet, mine["replica"], applying)
+        assert set(fleet.published()) == {other.name, free.name}
         assert f"being drained: {mine['replica']}-r0 (draining) is left" in fleet.road.llmgw("status")
-        assert applying.poll() is None, "it was called done while a request was in flight"
         assert fleet.running("chat")[host.name] == before[host.name]
         held.let_go()
         fleet.road.end(applying, *APPLY, within=WITHIN * 2)

@@ -24,14 +24,6 @@ WORDS: Final = "one two three four five six seven eight nine ten"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """``crossed``: its replica took nothing new any more when the answer was complete."""
-
-    replica: str
-    crossed: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
     """What a gateway knows of a model, and since when."""
 
@@ -47,7 +39,7 @@ class Traffic:
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._turns = itertools.count()
-        self._answers: list[Answer] = []
+        self._answered: set[str] = set()
         self._failures: list[str] = []
         self._lanes = [threading.Thread(target=self._lane, name=f"asking {model}") for _ in range(LANES)]
 
@@ -63,18 +55,10 @@ class Traffic:
         assert not any(lane.is_alive() for lane in self._lanes), "a request is never answered"
         assert not self._failures, f"{len(self._failures)} requests failed: {self._failures[:5]}"
 
-    @property
-    def answers(self) -> list[Answer]:
-        with self._lock:
-            return list(self._answers)
-
     def replicas(self) -> set[str]:
         """Whoever has answered."""
-        return {answer.replica for answer in self.answers}
-
-    def crossed(self) -> set[str]:
-        """Whoever has answered what came before it was told to go."""
-        return {answer.replica for answer in self.answers if answer.crossed}
+        with self._lock:
+            return set(self._answered)
 
     def wait_for_all(self) -> None:
         """Until everybody who is published has answered."""
@@ -104,9 +88,8 @@ class Traffic:
             if wrong:
                 self._fail(f"{one['replica']}: {wrong}")
                 return
-            now = {each["replica"] for each in ready(self._file, self._model).ready}
             with self._lock:
-                self._answers.append(Answer(replica=one["replica"], crossed=one["replica"] not in now))
+                self._answered.add(one["replica"])
 
     def _fail(self, why: str) -> None:
         with self._lock:
