@@ -26,7 +26,7 @@ from llmgw.controller.passes.progress import Progress
 from llmgw.controller.passes.reconcile import one_pass
 from llmgw.controller.passes.recover import recover as rebuild
 from llmgw.controller.passes.saved import SavedPlan
-from llmgw.controller.passes.settle import Settled, settle
+from llmgw.controller.passes.settle import Settled, ends_early, settle
 from llmgw.controller.passes.values import PassRequest
 from llmgw.controller.passes.verdict import verdict
 from llmgw.controller.repo.state_branch import UnreadableRecordError
@@ -352,7 +352,8 @@ async def carry_out(
     if wait:
         return await settle(opened.fleet, request, links=links, halt=halt, progress=progress)
     result = await one_pass(opened.fleet, request, links=links, halt=halt, progress=progress)
-    return Settled(last=result, passes=1, worked=bool(result.done))
+    early = request.saved is not None and ends_early(request.saved.plan)
+    return Settled(last=result, passes=1, worked=bool(result.done), early=early)
 
 
 def tell_end(settled: Settled, *, json_wanted: bool) -> int:

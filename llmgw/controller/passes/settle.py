@@ -32,11 +32,13 @@ _MOVES = frozenset({StepKind.BOOTSTRAP, StepKind.START, StepKind.DRAIN, StepKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """What came of it all. ``worked``: some command was carried out, in whichever pass."""
+    """What came of it all. ``worked``: some command was carried out, in whichever pass. ``early``: it was a saved plan that ends
+    where what was not known yet begins."""
 
     last: PassResult
     passes: int
     worked: bool
+    early: bool = False
 
 
 async def settle(
@@ -47,7 +49,7 @@ async def settle(
     first = await one_pass(fleet, request, links=links, halt=halt, progress=progress)
     so_far = _SoFar(first)
     if request.saved is not None and ends_early(request.saved.plan):
-        return so_far.told()  # its plan ends where what it did not know yet begins: it must be made again
+        return replace(so_far.told(), early=True)
     watch = Watch(links, first.prepared.desired.nodes, progress)
     try:
         while not halt.called and not so_far.settled():

@@ -34,7 +34,7 @@ def verdict(settled: Settled) -> Verdict:
         codes.add(PART if settled.worked or _may_have_worked(last) else ERROR)
     if blocked:
         codes.add(PART if settled.worked else BLOCKED)
-    if not codes and _plan_again(settled):
+    if not codes and settled.early and _plan_again(last):
         codes.add(CHANGES)
         errors.append(
             "the nodes' agents are up now, and what they can take is known: plan again for the rest"
@@ -54,12 +54,11 @@ def _may_have_worked(last: PassResult) -> bool:
     return any(it.outcome is StepOutcome.UNKNOWN for it in last.results.values())
 
 
-def _plan_again(settled: Settled) -> bool:
-    """A saved plan whose nodes had no agent: what follows could not be known when it was made."""
-    last = settled.last
+def _plan_again(last: PassResult) -> bool:
+    """Nodes had no agent: what follows could not be known when the plan was made."""
     started = {step.node for step in last.plan.steps if step.kind is StepKind.START}
     bootstrapped = {step.node for step in last.plan.steps if step.kind is StepKind.BOOTSTRAP}
-    return settled.passes == 1 and bool(bootstrapped - started)
+    return bool(bootstrapped - started)
 
 
 def _blocked(change: Change, last: PassResult) -> str:

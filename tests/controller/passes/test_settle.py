@@ -239,6 +239,17 @@ def test_an_interrupt_while_waiting_ends_it_in_order_with_exit_5() -> None:
     run(main())
 
 
+def test_setting_an_agent_up_is_nothing_to_tell_unless_a_saved_plan_ends_there() -> None:
+    async def main() -> None:
+        two = World(agents=False, nodes=("gpu01", "gpu02"))
+        alone = Settled(last=await two.apply(), passes=1, worked=True)
+        assert verdict(alone).code == 0
+        assert not verdict(alone).errors
+        assert verdict(replace(alone, early=True)).code == 2
+
+    run(main())
+
+
 def test_another_commit_applied_meanwhile_ends_it() -> None:
     async def main() -> None:
         world = World()
