@@ -223,7 +223,7 @@ def _for_text(expected: str, value: str, node: dict[str, Any]) -> str:
         case "boolean":
             return "write true or false, without quotes"
         case "integer" | "number" if word.replace(".", "", 1).removeprefix("-").isdigit():
-            return f"write it without quotes: {value}"
+            return f"write it without quotes: {int(value) if value.isdecimal() else value}"  # 0777 would be refused
         case "array":
             return f"write a list: [{json.dumps(value, ensure_ascii=False)[:80]}]"
         case _:

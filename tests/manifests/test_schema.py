@@ -68,6 +68,7 @@ def spec(kind: str, line: str) -> list[str]:
         ("Model", "args: [-c, 2048]", '5:14: spec.args[1] must be text, not the number 2048: quote it: "2048"'),
         ("Model", "env: {A: 4}", '5:12: spec.env.A can\'t be the number 4: quote it: "4"'),
         ("Model", "env: {A-B: x}", '5:9: the key "A-B" can\'t stand in spec.env: write letters, digits and underscores'),
+        ("Model", 'replicas: "007"', '5:13: spec.replicas must be a whole number, not the text "007": write it without quotes: 7'),
         ("Model", "env: {A: {fromenv: X}}", "5:9: spec.env.A can't be a map: write text in quotes, {fromEnv: NAME}"),
         ("Model", "rollout: {max_surge: 1}", '5:13: unknown field "spec.rollout.max_surge": did you mean maxSurge?'),
         ("Model", "rollout: {maxUnavailable: all}", "5:29: spec.rollout.maxUnavailable can't be the text"),
