@@ -258,6 +258,7 @@ def test_a_commit_that_is_refused_leaves_no_file(desk: Desk) -> None:
 # ---- a node's life ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(300)  # a dozen commands one after the other: 20 s of a core
 def test_a_node_comes_serves_and_goes_and_leaves_nothing_running(desk: Desk) -> None:
     one, two = desk.rig.hosts
     desk.add(one).well()
