@@ -20,7 +20,6 @@ class DesiredNode:
     spec: NodeSpec
     address: str
     where: Where
-    renamed_from: str | None = None
     pretended: Facts | None = None
     pip: Pip = Pip()
     leaving: bool = False

@@ -335,6 +335,13 @@ def test_a_rename_from_what_is_still_there_or_taken_twice_is_refused() -> None:
     assert "so does another Model" in problems(one, other)[0]
 
 
+def test_a_node_that_is_to_be_renamed_is_refused_before_its_replicas_are_lost_sight_of() -> None:
+    local = NodeSpec(transport="local", local=Local(work_dir="/w/new"))
+    (problem,) = problems(document("new", local, **{RENAMED_FROM: "old"}))
+    assert "a node can't be renamed" in problem
+    assert "llmgw node remove" in problem
+
+
 def test_an_annotation_of_ours_that_means_nothing_is_refused() -> None:
     spec = ModelSpec(source=Source(path="/x"), profile="p")
     (problem,) = problems(document("m", spec, **{"llmgw/renamed-form": "x"}))

@@ -19,9 +19,8 @@ def with_leaving(desired: Desired, record: Record) -> Desired:
 
 def _leaving(desired: Desired, record: Record) -> Iterator[DesiredNode]:
     holding = {rank.node for replica in record.replicas.values() for rank in replica.ranks}
-    renamed = {node.renamed_from for node in desired.nodes.values()}
     for name, node in record.nodes.items():
-        if name in desired.nodes or name not in holding or name in renamed or node.spec is None:
+        if name in desired.nodes or name not in holding or node.spec is None:
             continue
         yield DesiredNode(
             name=name,
