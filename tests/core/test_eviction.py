@@ -318,6 +318,25 @@ def test_one_in_the_middle_of_its_own_replacement_is_left_until_that_is_done() -
     assert running(world) == {"high/0"}
 
 
+def test_one_that_has_just_taken_over_is_not_evicted_while_its_predecessor_goes() -> None:
+    world = settled(lab(low(), nodes=("gpu01", "gpu02")), box("gpu01"), box("gpu02"))
+    (first,) = (rank.node for it in world.record.replicas.values() for rank in it.ranks)
+    (second,) = {"gpu01", "gpu02"} - {first}
+    wanted = lab(low(), nodes=("gpu01", "gpu02"))
+    draining = replace(wanted.nodes[first], spec=replace(wanted.nodes[first].spec, drain=True))
+    world.desired = replace(wanted, nodes={**wanted.nodes, first: draining})
+    world.one_pass()  # its successor starts, and is ready when the next pass looks
+    assert {rank.node for it in world.record.replicas.values() for rank in it.ranks} == {first, second}
+    world.advance()
+    world.advance()
+    world.desired = replace(lab(low(), high(), nodes=("gpu01", "gpu02")), nodes=world.desired.nodes)
+    made = world.plan()
+    drained = {step.node for step in made.steps if step.kind is StepKind.DRAIN}
+    assert drained == {first}, "one of two goes, not both"
+    world.settle()
+    assert running(world) == {"high/0"}
+
+
 def test_a_plan_for_the_one_that_comes_alone_has_the_other_go_too() -> None:
     world = settled(lab(low()), box())
     world.desired = lab(low(), high())

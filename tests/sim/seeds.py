@@ -25,4 +25,11 @@ FOUND: dict[str, str] = {
         "The ranks of a gang that was given up, because its leader's machine was silent for longer than its grace, can't be "
         "drained: only the leader knows of requests. The watcher asked for it."
     ),
+    "old and new copy at once": (
+        "The successor of a replica on a node to be emptied was evicted in the very pass in which its predecessor went, because both "
+        "were ready: nobody was left."
+    ),
+    "agent shut down while it obeys": (
+        "An agent that was shut down in the middle of a command took the pretended controller with it instead of cutting its line."
+    ),
 }

@@ -152,8 +152,8 @@ class _Line:
         if self.machine.echo is not None and "command" in request.params:
             _on_the_way(self._again(service, request, self.machine.echo))
         await _first(work, self.broken)
-        if not work.done() or cut is Cut.AFTER:
-            # What the agent was told it goes on doing; only its answer is lost.
+        if not work.done() or work.cancelled() or cut is Cut.AFTER:
+            # What the agent was told it goes on doing; only its answer is lost. One that is shut down drops what it was at.
             if cut is Cut.AFTER:
                 self.machine.break_lines()
             raise UnknownOutcomeError(

@@ -110,8 +110,8 @@ def _movable(round_: Round) -> Iterator[Tenant]:
             continue
         for copies in stand.copies.values():
             there = [copy for copy in copies if not copy.leaving]
-            if len(there) > 1 and any(copy.state.health is not Health.READY for copy in there):
-                continue  # one is about to take over from the other
+            if len(there) > 1:
+                continue  # one takes over from the other: if that one went, nobody would be left
             for copy in there:
                 if copy.state.health is not Health.UNKNOWN and copy.replica.id not in stand.adopted:
                     yield _tenant(stand, copy)
