@@ -192,7 +192,9 @@ class AgentInfo:
     pid: int
     started: datetime
     user: str = ""
-    build: str = ""  # of the files that it was made of, as whoever installed it names them; empty: run where they lie
+    build: str = (
+        ""  # of the files that it was made of, as whoever installed it names them; empty: run where they lie
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

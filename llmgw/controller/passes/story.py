@@ -41,9 +41,7 @@ _VERBS: Mapping[StepKind, _Verb] = {
     StepKind.CANCEL: _Verb(now="Drop failed jobs", past="Dropped failed jobs", noun=""),
     StepKind.COLLECT: _Verb(now="Remove unused files", past="Removed unused files", noun=""),
 }
-_SMALL = frozenset(
-    {StepKind.BOOTSTRAP, StepKind.INSTALL, StepKind.FETCH, StepKind.FORGET, StepKind.CANCEL}
-)
+_SMALL = frozenset({StepKind.BOOTSTRAP, StepKind.INSTALL, StepKind.FETCH, StepKind.FORGET, StepKind.CANCEL})
 """Told only where nothing greater is."""
 
 
