@@ -22,6 +22,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         yield made
 
 
+@pytest.mark.timeout(300)
 def test_a_node_is_examined_forbids_and_is_changed_by_hand(rig: Rig, tmp_path: Path) -> None:
     desk = Desk(rig=rig, folder=tmp_path).start()
     one, two = rig.hosts

@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 
 from tests.e2e.sshroad import LLMGW, STATE
 from tests.rig import namespaces
-from tests.rig.host import Host, wait_for
+from tests.rig.host import CHECKOUT, Host, wait_for
 from tests.rig.options import Options
 
 WITHIN: Final = 120.0
@@ -45,9 +45,11 @@ done
 
 
 def controller_options() -> Options:
-    """Of a host that llmgw runs on: it sees the checkout, and the Python that runs it."""
-    homes = (Path(home) for home in {sys.base_prefix, sys.prefix} if home.startswith("/root/"))
-    return Options(shows_checkout=True, shares=tuple((home, str(home)) for home in homes))
+    """Of a host that llmgw runs on: it sees the checkout and the Python that runs it, wherever they lie."""
+    places = sorted({sys.base_prefix, sys.prefix, str(CHECKOUT)})
+    hidden = [place for place in places if place.startswith(("/root/", "/tmp/", "/run/"))]
+    shown = [place for place in hidden if not any(place.startswith(f"{other}/") for other in hidden)]
+    return Options(shows_checkout=True, shares=tuple((Path(place), place) for place in shown))
 
 
 # ---- the Git host ----------------------------------------------------------------------------------------------------

