@@ -21,6 +21,7 @@ from llmgw.core.moves.guards import (
     refuse_going_back,
     refuse_newer_agents,
     refuse_other_secret,
+    refuse_second_agents,
 )
 from llmgw.core.moves.jobs import drop_unwanted
 from llmgw.core.moves.membership import Agents, settle_nodes
@@ -38,7 +39,7 @@ from llmgw.core.moves.succession import fulfil
 from llmgw.core.place.claims import ledgers
 from llmgw.core.place.placement import Placer
 from llmgw.core.record.anew import asked_anew
-from llmgw.core.record.naming import renamed, renames
+from llmgw.core.record.naming import node_renames, nodes_renamed, renamed, renames
 from llmgw.core.record.news import fold_replicas
 from llmgw.core.record.recording import KEY_ID
 from llmgw.core.record.setbacks import resting
@@ -139,7 +140,10 @@ def _whole(
     refuse_going_back(
         record, desired, strict_ancestor=options.strict_ancestor, allowed=options.allow_rollback
     )
+    renamed_nodes = frozenset(node_renames(record, desired).values())
+    record = nodes_renamed(record, desired)
     seen = survey(desired, record, observed.nodes, offline=options.offline)
+    refuse_second_agents(record, desired, seen)
     seen = obeying(listened(seen, record, desired.fleet.unreachable, now=now), record)
     seen = resting(seen, record.setbacks, now=now)
     settled = record if options.offline else fold_replicas(record, seen, now)
@@ -166,6 +170,7 @@ def _whole(
         key_id=options.key_id,
         now=now,
         renamed=new_names,
+        renamed_nodes=renamed_nodes,
         weights=weights,
         kinds=kinds_of(seen.nodes.values()),
         allow_unknown_size=options.allow_unknown_size,

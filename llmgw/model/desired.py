@@ -13,13 +13,16 @@ from llmgw.model.problems import Problem, Where
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredNode:
     """A node with its address settled. ``pretended`` holds the facts of ``local.facts``; ``pip`` the fleet's packages, which
-    its agent is made from too. ``leaving``: Git does not name it any more; as recorded, until nothing of ours runs there."""
+    its agent is made from too. ``leaving``: Git does not name it any more; as recorded, until nothing of ours runs there.
+    ``formerly``: names that its agent may still have, after a rename that it has not been seen to know."""
 
     name: str
     labels: Mapping[str, str]
     spec: NodeSpec
     address: str
     where: Where
+    renamed_from: str | None = None
+    formerly: tuple[str, ...] = ()
     pretended: Facts | None = None
     pip: Pip = Pip()
     leaving: bool = False

@@ -168,6 +168,8 @@ class NodeRecord:
     """It was silent and answers again: until then that silence still counts, should it fall silent once more."""
     spec: NodeSpec | None = None
     """As Git had it last: how it is reached when Git does not name it any more. None: not recorded yet."""
+    formerly: tuple[str, ...] = ()
+    """Names that its agent may still have, newest last; empty once it has been seen to answer under the node's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

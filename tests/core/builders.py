@@ -228,7 +228,7 @@ def facts(node_name: str, *, gpus: int = 1, memory: int = 64 * GIB, **more: obje
 
 @dataclass
 class NodeState:
-    """A pretended node: what its agent would report."""
+    """A pretended node: what its agent would report. ``says``: the name that its agent has, empty: the node's own."""
 
     name: str
     facts: Facts
@@ -238,6 +238,7 @@ class NodeState:
     reach: Reach = Reach.OK
     error: str = ""
     fleet: str | None = FLEET
+    says: str = ""
 
     def observation(self) -> NodeObservation:
         if self.reach is not Reach.OK:
@@ -248,7 +249,7 @@ class NodeState:
                 version=self.agent,
                 protocol="1.0",
                 fleet=self.fleet,
-                node=self.name,
+                node=self.says or self.name,
                 boot_id=self.facts.boot_id,
                 pid=1,
                 started=NOW,

@@ -98,6 +98,7 @@ class Fleet:
             case StepKind.BOOTSTRAP:
                 node.reach = Reach.OK
                 node.agent = "0.1.0"
+                node.says = ""
             case StepKind.INSTALL if step.install is not None:
                 spec = step.install
                 engine = EngineFact(name=spec.engine, version=spec.version, digest=spec.digest, path="/e")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from llmgw.core.record import recording
-from llmgw.core.resolving.leaving import with_leaving
+from llmgw.core.record.leaving import with_leaving
 from llmgw.core.show.status import NodeRow, status
 from llmgw.model.desired import Desired, DesiredModel
 from llmgw.model.ids import JobId, ReplicaId, ShardId

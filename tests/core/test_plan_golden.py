@@ -230,6 +230,21 @@ def renamed() -> Plan:
     return world.plan()
 
 
+def node_renamed() -> Plan:
+    world = settled(lab(model("chat")), box())
+    world.nodes = {
+        "gpu09": replace(
+            box(name="gpu09"),
+            facts=world.nodes["gpu01"].facts,
+            says="gpu01",
+            shards=world.nodes["gpu01"].shards,
+        )
+    }
+    new = replace(node("gpu01"), name="gpu09", renamed_from="gpu01")
+    world.desired = desired([new], [model("chat")])
+    return world.plan()
+
+
 def offline() -> Plan:
     world = settled(lab(model("chat")), box(gpus=1))
     nodes = [node("gpu01"), node("gpu02", expect=Expect(gpus=2, gpu_class="h100-80g")), node("gpu03")]
@@ -311,6 +326,7 @@ SITUATIONS: dict[str, Callable[[], Plan]] = {
         drifted,
         adopted,
         renamed,
+        node_renamed,
         offline,
         gang_create,
         gang_no_room,

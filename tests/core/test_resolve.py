@@ -335,11 +335,14 @@ def test_a_rename_from_what_is_still_there_or_taken_twice_is_refused() -> None:
     assert "so does another Model" in problems(one, other)[0]
 
 
-def test_a_node_that_is_to_be_renamed_is_refused_before_its_replicas_are_lost_sight_of() -> None:
+def test_a_renamed_node_is_carried_and_refused_as_a_model_is() -> None:
     local = NodeSpec(transport="local", local=Local(work_dir="/w/new"))
-    (problem,) = problems(document("new", local, **{RENAMED_FROM: "old"}))
-    assert "a node can't be renamed" in problem
-    assert "llmgw node remove" in problem
+    other = NodeSpec(transport="local", local=Local(work_dir="/w/other"))
+    new = document("new", local, **{RENAMED_FROM: "old"})
+    assert desired(new).nodes["new"].renamed_from == "old"
+    assert "which is still there" in problems(new, document("old", other))[0]
+    assert "so does another Node" in problems(new, document("newer", other, **{RENAMED_FROM: "old"}))[0]
+    assert "which is still there" in problems(new, document("newer", other, **{RENAMED_FROM: "new"}))[0]
 
 
 def test_an_annotation_of_ours_that_means_nothing_is_refused() -> None:

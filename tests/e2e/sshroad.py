@@ -82,7 +82,9 @@ class SshRoad:
 
     # ---- what people write -----------------------------------------------------------------------
 
-    def write_node(self, host: Host, **ssh: Any) -> None:
+    def write_node(self, host: Host, *, name: str = "", renamed_from: str = "", **ssh: Any) -> None:
+        """``name``: where it is not the host's own."""
+        notes = {"llmgw/renamed-from": renamed_from} if renamed_from else None
         way = {
             "host": host.address,
             "hostKeys": list(host.host_keys),
@@ -91,7 +93,7 @@ class SshRoad:
         spec: dict[str, Any] = {"ssh": {**way, **ssh}}
         if self.env:
             spec["env"] = self.env
-        self.write("Node", host.name, spec)
+        self.write("Node", name or host.name, spec, annotations=notes)
 
     def write_profile(self, name: str = "pretend", **spec: Any) -> None:
         """Of the stand-in engine, unless ``engine`` says otherwise."""

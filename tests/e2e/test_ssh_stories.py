@@ -288,6 +288,27 @@ def test_a_process_leads_to_its_line_commit_and_author_after_a_rename_a_move_and
     assert asked["where"].startswith("manifests/model-talk.yaml:")
 
 
+def test_a_machine_gets_another_name_and_its_engines_never_notice(team: Team) -> None:
+    road, host = team.road, team.road.hosts[1]
+    team.replicas, team.args = 3, ()
+    team.write()
+    team.apply("One on each")
+    before = team.running()
+    agent = agents(host)
+    road.remove("Node", host.name)
+    road.write_node(host, name="desk", renamed_from=host.name, user="ann", become="sudo")
+    assert f"renamed from {host.name}: nothing restarts" in team.apply("Call it desk")
+    assert team.running() == before
+    assert agents(host) != agent, "the agent was not told its new name"
+    assert "No changes" in road.llmgw("plan", "--detailed-exitcode")
+    assert {one.split()[0] for one in road.run("node", "list").out.splitlines()[1:]} >= {"desk"}
+    road.remove("Node", "desk")
+    road.write_node(host, renamed_from="desk", user="ann", become="sudo")
+    team.apply("Call it as before")
+    assert team.running() == before
+    assert "No changes" in road.llmgw("plan", "--detailed-exitcode")
+
+
 def _own_pids(host: Host, model: str) -> list[int]:
     """Of a model's engines, and of what looks like them, by the host's own numbers."""
     found = ((pid, args.split()) for pid, args in host.processes().items())

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from llmgw.cli import output
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.prepare import Applied, applied
-from llmgw.core.resolving.leaving import with_leaving
+from llmgw.core.record.leaving import with_leaving
 from llmgw.model.desired import Desired, DesiredNode
 from llmgw.model.problems import InvalidError, StalledError
 from llmgw.model.record import Record

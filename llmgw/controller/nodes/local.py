@@ -160,7 +160,7 @@ class LocalTransport:
             raise StalledError(f"node {node.name}: reading {file}: {wrong.strerror}") from wrong
         except codec.CodecError:
             return  # written anew: nobody's agent can start from it either
-        if kept.fleet not in (None, fleet) or kept.node != node.name:
+        if kept.fleet not in (None, fleet) or kept.node not in (node.name, *node.formerly):
             raise StalledError(
                 f"node {node.name}: {work} is the work directory of node {kept.node} of fleet {kept.fleet}, this is fleet"
                 f" {fleet}: give the node a local.workDir of its own"

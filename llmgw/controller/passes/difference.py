@@ -122,6 +122,8 @@ def _nodes(before: Record, after: Record) -> list[str]:
             told.append(f"{name} was rebooted")
         if new.agent_version != old.agent_version:
             told.append(f"{name} runs agent {new.agent_version} (was {old.agent_version or 'none'})")
+        if old.formerly and not new.formerly:
+            told.append(f"the agent of {name} knows its new name")
         if changed := _facts(old, new):
             told.append(f"{name}: {changed}")
     return told

@@ -17,7 +17,8 @@ from llmgw.controller.passes.supposed import supposed
 from llmgw.controller.passes.weigh import weigh
 from llmgw.controller.repo.records import Stored
 from llmgw.core.planner import PlanOptions, plan
-from llmgw.core.resolving.leaving import with_leaving
+from llmgw.core.record.leaving import with_leaving
+from llmgw.core.record.naming import nodes_as_recorded, nodes_renamed
 from llmgw.core.windows import gate as gate_of
 from llmgw.model.desired import Desired, DesiredNode
 from llmgw.model.ids import Commit, key_id
@@ -51,7 +52,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """``record`` is the stored one, or the empty one of a fleet that has none yet."""
+    """``record`` is the stored one, or the empty one of a fleet that has none yet; its nodes have the names of ``desired``."""
 
     stored: Stored
     record: Record
@@ -79,16 +80,17 @@ async def prepare(
         record = await supposed(fleet, wish.since, record)
         doubt = (*doubt, f"this is against commit {wish.since[:10]}, as if all of it were applied")
     desired = await _desired(fleet, wish, commit, record)
+    called = nodes_renamed(record, desired)
     links.fleet = record.fleet if stored.record else None
     if wish.offline:
-        observed = unasked(desired.nodes, stored.record)
+        observed = unasked(desired.nodes, called)
     else:
-        observed = await observe(desired.nodes, stored.record, links, clock=fleet.clock)
-        observed = await weigh(fleet, desired, record, observed, links)
+        observed = await observe(desired.nodes, called, links, clock=fleet.clock)
+        observed = await weigh(fleet, desired, called, observed, links)
         await have_read(fleet, desired, observed, links)
     made = await plan_again(fleet, wish, stored=stored, record=record, desired=desired, observed=observed)
     made = replace(made, warnings=(*(Notice(text=it) for it in doubt), *made.warnings))
-    return Prepared(stored=stored, record=record, desired=desired, observed=observed, plan=made)
+    return Prepared(stored=stored, record=called, desired=desired, observed=observed, plan=made)
 
 
 async def _read(fleet: Fleet, *, remembered: bool) -> tuple[Stored, tuple[str, ...]]:
@@ -232,6 +234,7 @@ async def applied(fleet: Fleet, *, remembered: bool = False) -> Applied:
     assert record.commit is not None
     desired = await fleet.source.desired(record.commit, key_id=record.key_id)
     if now is not None:
+        desired = nodes_as_recorded(desired, now, record)
         desired = replace(desired, nodes={name: _reached(it, now) for name, it in desired.nodes.items()})
     gate = await _gate(fleet, now or desired)
     known = with_leaving(desired, record)

@@ -10,8 +10,9 @@ from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.observe import observe
 from llmgw.controller.passes.story import recover_message
+from llmgw.core.record.leaving import with_leaving
+from llmgw.core.record.naming import nodes_renamed
 from llmgw.core.record.rebuilding import rebuilt, serials
-from llmgw.core.resolving.leaving import with_leaving
 from llmgw.model.ids import Commit, FleetId, key_id
 from llmgw.model.problems import StalledError
 from llmgw.model.record import Outcome, PassRecord, Record
@@ -46,6 +47,7 @@ async def recover(
     commit = commit or await fleet.source.newest()
     desired = await fleet.source.desired(commit, key_id=key_id(secret))
     if before is not None:
+        before = nodes_renamed(before, desired)
         desired = with_leaving(desired, before)
     links.whoever = True
     observed = await observe(desired.nodes, before, links, clock=fleet.clock)

@@ -7,8 +7,8 @@ from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.keyring import planning_key
 from llmgw.controller.passes.observe import unasked
 from llmgw.core.planner import PlanOptions, plan
+from llmgw.core.record.leaving import with_leaving
 from llmgw.core.record.recording import begin
-from llmgw.core.resolving.leaving import with_leaving
 from llmgw.core.seen.condition import LEAVING
 from llmgw.model.ids import Commit
 from llmgw.model.record import Outcome, PassRecord, Record, ReplicaPhase

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping
 
 from llmgw.core.amounts import plural
 from llmgw.core.moves.membership import is_older
+from llmgw.core.seen.survey import Survey
 from llmgw.model.desired import Desired
+from llmgw.model.manifest import Local, NodeSpec
 from llmgw.model.plan import Action, Change, Notice
 from llmgw.model.problems import StalledError
 from llmgw.model.record import ModelRecord, Record, ReplicaPhase, ReplicaRecord
@@ -37,6 +39,26 @@ def refuse_going_back(record: Record, desired: Desired, *, strict_ancestor: bool
             f"(serial {record.serial}): applying it would undo what came between. Use --allow-rollback if that is meant, "
             "or `llmgw rollback`, which makes a new commit"
         )
+
+
+def refuse_second_agents(record: Record, desired: Desired, seen: Survey) -> None:
+    """A renamed node whose agent does not answer where its manifest puts it by now: it may run on elsewhere under the old name,
+    and another one would start beside it. ``record`` has the new names."""
+    for name, node in desired.nodes.items():
+        known = record.nodes.get(name)
+        if known is None or not known.formerly or known.spec is None or seen.nodes[name].report is not None:
+            continue
+        before, now = _work_directory(known.spec), _work_directory(node.spec)
+        if before != now:
+            field = "spec.local.workDir" if node.spec.transport == "local" else "spec.dirs.work"
+            raise StalledError(
+                f"node {name}, renamed from {known.formerly[-1]}, is to have its agent in {now}, while its agent may still run in {before}"
+                f" under the old name: write {field}: {before} ({node.where}), and change it once the rename has been applied"
+            )
+
+
+def _work_directory(spec: NodeSpec) -> str:
+    return (spec.local or Local()).work_dir if spec.transport == "local" else spec.dirs.work
 
 
 def diverged_history(record: Record, desired: Desired) -> Notice:

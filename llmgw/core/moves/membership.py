@@ -68,6 +68,7 @@ def settle_nodes(round_: Round, *, agents: Agents) -> None:
             _unasked(round_, view)
         elif view.report is not None:
             _answering(round_, view, agents)
+        _tell_renamed(round_, view)
         tell_changed(round_, view)
         tell_drained(round_, view)
         _look_again(round_, view)
@@ -177,6 +178,26 @@ def _answering(round_: Round, view: NodeView, agents: Agents) -> None:
         _tell(round_, view, Action.CREATE, "new-node", reason)
     elif known.address != view.desired.address:
         _moved(round_, view, known)
+
+
+def _tell_renamed(round_: Round, view: NodeView) -> None:
+    """The record makes it true, and the agent is told its new name; nothing else changes."""
+    known = round_.record.nodes.get(view.name)
+    if view.desired is None or view.desired.leaving or known is None or not known.formerly:
+        return
+    old = known.formerly[-1]
+    fresh = view.name in round_.renamed_nodes
+    to_be_told = view.known and view.report is not None and view.report.agent.node != view.name
+    if not fresh and not to_be_told:
+        return
+    reason = f"renamed from {old}: nothing restarts"
+    if to_be_told and not view.rests:
+        round_.book.bootstrap(view.name, f"renamed from {old}: its agent is told, engines stay as they are")
+    elif fresh:
+        round_.book.publish(f"node/{view.name}", model=None, reason=reason)
+    else:
+        return
+    _tell(round_, view, Action.UPDATE, "renamed", reason, (field_change("metadata.name", old, view.name),))
 
 
 def _moved(round_: Round, view: NodeView, known: NodeRecord) -> None:

@@ -63,6 +63,7 @@ class Round:
     key_id: str
     now: datetime
     renamed: frozenset[str] = frozenset()
+    renamed_nodes: frozenset[str] = frozenset()
     weights: Mapping[str, Weights] = field(default_factory=dict)
     kinds: tuple[GpuKind, ...] = ()
     allow_unknown_size: bool = False

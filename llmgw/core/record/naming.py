@@ -1,9 +1,10 @@
-"""Renames: a model keeps its replicas, their ids and its history when only its name in Git changes."""
+"""Renames: models and nodes keep replicas, their ids and their history when only a name in Git changes."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from llmgw.model.desired import Desired
-from llmgw.model.record import Record
+from llmgw.model.record import Record, ReplicaRecord
 
 
 def renames(record: Record, desired: Desired) -> dict[str, str]:
@@ -39,3 +40,61 @@ def renamed(record: Record, desired: Desired) -> Record:
     }
     models = dict(sorted(models.items()))
     return replace(record, models=models, replicas=replicas, forgotten=forgotten)
+
+
+def node_renames(record: Record, desired: Desired) -> dict[str, str]:
+    """Old name to new, for nodes whose old name is recorded and whose new one is not."""
+    return {
+        node.renamed_from: name
+        for name, node in desired.nodes.items()
+        if node.renamed_from is not None
+        and node.renamed_from in record.nodes
+        and node.renamed_from not in desired.nodes
+        and name not in record.nodes
+    }
+
+
+def nodes_renamed(record: Record, desired: Desired) -> Record:
+    """The record as if the nodes had always been called what Git calls them now. Their agents may have the old names still."""
+    names = node_renames(record, desired)
+    if not names:
+        return record
+    nodes = {
+        names.get(name, name): replace(node, name=names[name], formerly=(*node.formerly, name))
+        if name in names
+        else node
+        for name, node in record.nodes.items()
+    }
+    forgotten = {
+        key: replace(each, replica=_placed(each.replica, names)) for key, each in record.forgotten.items()
+    }
+    setbacks = {names.get(name, name): setback for name, setback in record.setbacks.items()}
+    return replace(
+        record,
+        nodes=dict(sorted(nodes.items())),
+        replicas={key: _placed(replica, names) for key, replica in record.replicas.items()},
+        forgotten=forgotten,
+        given_up=tuple(replace(each, node=names.get(each.node, each.node)) for each in record.given_up),
+        setbacks=dict(sorted(setbacks.items())),
+    )
+
+
+def nodes_as_recorded(applied: Desired, newest: Desired, record: Record) -> Desired:
+    """``applied``, the commit applied last, in the names that the record has by now: a pass about something else renames nodes
+    that the ``newest`` commit has renamed, too."""
+    names = {
+        node.renamed_from: name
+        for name, node in newest.nodes.items()
+        if node.renamed_from is not None and name in record.nodes and node.renamed_from not in record.nodes
+    }
+    nodes = [
+        replace(node, name=names[name]) if name in names and names[name] not in applied.nodes else node
+        for name, node in applied.nodes.items()
+    ]
+    return replace(applied, nodes={node.name: node for node in sorted(nodes, key=lambda node: node.name)})
+
+
+def _placed(replica: ReplicaRecord, names: Mapping[str, str]) -> ReplicaRecord:
+    """In the words of the new names; where it runs has not changed."""
+    ranks = tuple(replace(rank, node=names.get(rank.node, rank.node)) for rank in replica.ranks)
+    return replace(replica, ranks=ranks)

@@ -239,5 +239,6 @@ def node_record(
         facts=base.facts if base.facts == stable else stable,
         agent_version=report.agent.version,
         boot_id=report.agent.boot_id,
+        formerly=() if report.agent.node == name else base.formerly,
         journal_cursor=report.journal_read,
     )

@@ -13,7 +13,7 @@ from llmgw import __version__
 from llmgw.core.record import setbacks
 from llmgw.core.record.anew import asked_anew
 from llmgw.core.record.endpoints import endpoints
-from llmgw.core.record.naming import renamed
+from llmgw.core.record.naming import nodes_renamed, renamed
 from llmgw.core.record.news import NO_WISHES, fold_replicas, node_record, observe
 from llmgw.core.record.numbering import remembered
 from llmgw.core.record.partial import narrowed, only
@@ -53,7 +53,7 @@ def begin(
 ) -> Record:
     """The record to commit before the first command of ``plan``: serial + 1, every replica that will be started,
     drained or stopped in this pass marked as such."""
-    record = asked_anew(record, plan.replaced)
+    record = nodes_renamed(asked_anew(record, plan.replaced), desired)
     if not plan.partial:
         return _begin(record, desired, plan, observed, pass_record=pass_record)
     intent = _begin(record, narrowed(desired, plan), plan, observed, pass_record=pass_record)

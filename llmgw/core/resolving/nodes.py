@@ -18,8 +18,10 @@ _HCA = re.compile(r"[A-Za-z0-9_.-]+(:[0-9]+)?")
 _EVERY_INTERFACE = ("0.0.0.0", "::")  # noqa: S104 - named to be refused
 
 
-def resolve(manifests: Manifests, problems: list[Problem]) -> dict[str, DesiredNode]:
-    """By name, in order of names. What is wrong is added to ``problems``."""
+def resolve(
+    manifests: Manifests, problems: list[Problem], *, renamed: Mapping[str, str]
+) -> dict[str, DesiredNode]:
+    """By name, in order of names; ``renamed`` is new name to old. What is wrong is added to ``problems``."""
     desired: dict[str, DesiredNode] = {}
     fleet = manifests.fleet.spec if manifests.fleet else None
     pip = fleet.pip if isinstance(fleet, FleetSpec) else Pip()
@@ -35,6 +37,7 @@ def resolve(manifests: Manifests, problems: list[Problem]) -> dict[str, DesiredN
             spec=spec,
             address=spec.address or (spec.ssh.host if spec.transport == "ssh" and spec.ssh else LOOPBACK),
             where=manifest.where,
+            renamed_from=renamed.get(name),
             pretended=_pretended(manifest, spec, manifests.texts, read, problems),
             pip=pip,
         )

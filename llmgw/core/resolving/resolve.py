@@ -32,8 +32,7 @@ _NO_FLEET = "default"  # the fleet's name where no Fleet is written
 def resolve(manifests: Manifests, *, key_id: str, adapters: Mapping[str, EngineAdapter]) -> Desired:
     """Raises InvalidError with everything that is wrong."""
     problems = [*_annotations(manifests), *engines.problems(manifests, adapters), *_profiles(manifests)]
-    problems.extend(_nodes_keep_names(manifests))
-    desired_nodes = nodes.resolve(manifests, problems)
+    desired_nodes = nodes.resolve(manifests, problems, renamed=renames(manifests.nodes, problems))
     warnings: list[Problem] = []
     desired_models = _models(
         manifests, key_id=key_id, adapters=adapters, problems=problems, warnings=warnings
@@ -333,17 +332,6 @@ def renames(manifests: Iterable[Manifest], problems: list[Problem]) -> dict[str,
         else:
             renamed[manifest.metadata.name] = old
     return renamed
-
-
-def _nodes_keep_names(manifests: Manifests) -> Iterator[Problem]:
-    """An agent knows its node's name, and whoever answers under another one is taken for another machine."""
-    for manifest in manifests.nodes:
-        if RENAMED_FROM in manifest.metadata.annotations:
-            yield Problem(
-                what=f"a node can't be renamed, so {RENAMED_FROM} means nothing here",
-                instead="keep its name; to give the machine another one, remove the node first (`llmgw node remove`), then add it",
-                where=manifest.at(f"metadata.annotations.{RENAMED_FROM}"),
-            )
 
 
 def _rename_keeps_name(manifest: Manifest, spec: ModelSpec, renamed: Mapping[str, str]) -> Iterator[Problem]:

@@ -165,7 +165,8 @@ def _intruder(name: str, record: Record, report: Report | None) -> str:
         return ""
     if report.agent.fleet not in (None, record.fleet):
         return f"its agent belongs to another fleet ({report.agent.fleet}; this one is {record.fleet})"
-    if report.agent.node != name:
+    known = record.nodes.get(name)
+    if report.agent.node not in (name, *(known.formerly if known is not None else ())):
         return f"the agent that answers there says it is node {report.agent.node}"
     return ""
 

@@ -360,6 +360,20 @@ def test_two_controllers_at_once_end_with_one_agent(host: BareHost, made: Bundle
 # ---- what is in the way ---------------------------------------------------------------------------------
 
 
+def test_a_renamed_nodes_agent_is_told_and_another_nodes_is_refused(host: BareHost, made: Bundles) -> None:
+    async def main() -> None:
+        tool = bootstrap(made)
+        await tool.install(host.shell, node("old7"), fleet=FLEET)
+        with pytest.raises(StalledError, match=r"write llmgw/renamed-from: old7"):
+            await tool.install(host.shell, node(), fleet=FLEET)
+        renamed = replace(node(), formerly=("old7",))
+        assert (await tool.install(host.shell, renamed, fleet=FLEET)).changed
+        assert (await report(host)).agent.node == node().name
+        assert not (await tool.install(host.shell, renamed, fleet=FLEET)).changed
+
+    asyncio.run(main())
+
+
 def test_another_fleets_node_is_refused_before_anything_is_touched_and_taken_over_on_a_persons_word(
     host: BareHost, made: Bundles
 ) -> None:

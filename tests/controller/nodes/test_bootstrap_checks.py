@@ -24,8 +24,8 @@ WANTED = Wanted(node="gpu01", work=WORK, service="llmgw-agent", engine_user="llm
 MIB = 1024 * 1024
 
 
-def asked(spec: NodeSpec = ROOT, *, take_over: bool = False) -> Asked:
-    return Asked(node="gpu01", fleet="fleet-1", spec=spec, take_over=take_over)
+def asked(spec: NodeSpec = ROOT, *, take_over: bool = False, formerly: tuple[str, ...] = ()) -> Asked:
+    return Asked(node="gpu01", formerly=formerly, fleet="fleet-1", spec=spec, take_over=take_over)
 
 
 def told(found: Machine, spec: NodeSpec = ROOT) -> list[str]:
@@ -147,10 +147,12 @@ def test_another_fleets_agent_is_named_with_the_way_to_take_it_over() -> None:
     renamed = bare(owner=Owner(node="old7", fleet="fleet-1", digest=""))
     assert told(machine(renamed)) == [
         (
-            "its agent is that of node old7 of the same fleet: one machine is one node; to rename it: `llmgw node adopt gpu01"
+            "its agent is that of node old7 of the same fleet: one machine is one node; where that one has become gpu01, write"
+            " llmgw/renamed-from: old7 under its metadata.annotations; to make it another node all the same: `llmgw node adopt gpu01"
             " --take-over`"
         )
     ]
+    assert problems(machine(renamed), asked(formerly=("old6", "old7"))) == ()
     mine = bare(owner=Owner(node="gpu01", fleet="fleet-1", digest=""))
     assert told(machine(mine)) == []
 

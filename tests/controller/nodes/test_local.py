@@ -142,12 +142,16 @@ def test_another_fleets_directory_is_refused_before_anything_is_touched(tmp_path
     on_machine(tmp_path, main)
 
 
-def test_another_nodes_directory_is_refused(tmp_path: Path) -> None:
+def test_another_nodes_directory_is_refused_unless_it_was_called_so_before(tmp_path: Path) -> None:
     async def main(machine: Machine) -> None:
         node = machine.node("n1")
         await machine.transport.bootstrap(node, fleet=FLEET)
         with pytest.raises(StalledError, match=r"work directory of node n1"):
             await machine.transport.bootstrap(machine.node("n2", work="~/n1"), fleet=FLEET)
+        renamed = replace(machine.node("n2", work="~/n1"), formerly=("n1",))
+        first = machine.holder(renamed)
+        await machine.transport.bootstrap(renamed, fleet=FLEET)
+        assert machine.holder(renamed).pid != first.pid
 
     on_machine(tmp_path, main)
 

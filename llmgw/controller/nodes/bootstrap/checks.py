@@ -26,9 +26,10 @@ FAMILIES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is wanted of the machine, as far as checks go."""
+    """What is wanted of the machine, as far as checks go. ``formerly``: what the node was called before."""
 
     node: str
+    formerly: tuple[str, ...] = ()
     fleet: str
     spec: NodeSpec
     take_over: bool = False
@@ -158,11 +159,12 @@ def _foreign(inside: Inside, asked: Asked) -> list[Problem]:
                 instead=f"remove it from that fleet, or `llmgw node adopt {asked.node} --take-over`",
             )
         ]
-    if owner.node != asked.node:
+    if owner.node not in (asked.node, *asked.formerly):
         return [
             Problem(
                 what=f"its agent is that of node {owner.node} of the same fleet",
-                instead=f"one machine is one node; to rename it: `llmgw node adopt {asked.node} --take-over`",
+                instead=f"one machine is one node; where that one has become {asked.node}, write llmgw/renamed-from: {owner.node} under"
+                f" its metadata.annotations; to make it another node all the same: `llmgw node adopt {asked.node} --take-over`",
             )
         ]
     return []

@@ -96,7 +96,9 @@ class Bootstrap:
 
         Raises StalledError with everything that a person must do, RetryError where the next try may find the line whole."""
         machine = await self.look(shell, node)
-        asked = Asked(node=node.name, fleet=fleet, spec=node.spec, take_over=take_over)
+        asked = Asked(
+            node=node.name, formerly=node.formerly, fleet=fleet, spec=node.spec, take_over=take_over
+        )
         inside = checks.require(machine, asked)
         place = self._place(shell, node, inside)
         bundle = await self.bundles.bundle(target_of(inside), node.pip)
@@ -124,7 +126,8 @@ class Bootstrap:
         """Stops the agent and takes bundle, settings and boot entry away. Engines that run, their orders, weights and installed
         engines stay, unless ``everything`` is to go: that is refused while shards have orders. Returns what is left."""
         machine = await self.look(shell, node)
-        inside = checks.require(machine, Asked(node=node.name, fleet=fleet, spec=_without_needs(node)))
+        asked = Asked(node=node.name, formerly=node.formerly, fleet=fleet, spec=_without_needs(node))
+        inside = checks.require(machine, asked)
         place = self._place(shell, node, inside)
         work, service = (
             layout.work_of(node.name, node.spec),

@@ -1,0 +1,202 @@
+"""Nodes that get another name in Git: what they run stays theirs, and their agents are told."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from llmgw.core.record import recording
+from llmgw.core.record.leaving import with_leaving
+from llmgw.core.record.naming import node_renames, nodes_as_recorded, nodes_renamed
+from llmgw.model.desired import Desired
+from llmgw.model.ids import ReplicaId
+from llmgw.model.manifest import Dirs
+from llmgw.model.plan import Action, StepKind
+from llmgw.model.problems import StalledError
+from llmgw.model.record import Forgotten, GivenUp, Setback
+from llmgw.model.report import Reach
+from tests.core.builders import NOW, NodeState, a_pass, desired, facts, model, node
+from tests.core.fleets import OPTIONS, Fleet, fleet
+
+
+def called(name: str, old: str | None = None, **spec: object) -> Desired:
+    """The one machine, under another name."""
+    machine = node("gpu01", **spec)
+    return desired([replace(machine, name=name, renamed_from=old)], [model("chat")])
+
+
+def renamed(**spec: object) -> Fleet:
+    """gpu01 runs a replica; Git calls it gpu09 by now, which its agent has not heard."""
+    world = fleet(called("gpu01"), [NodeState("gpu01", facts("gpu01"))])
+    world.settle()
+    world.nodes = {"gpu09": replace(world.nodes["gpu01"], name="gpu09", says="gpu01")}
+    world.desired = called("gpu09", "gpu01", **spec)
+    return world
+
+
+def test_the_agent_is_told_and_nothing_else_is_done() -> None:
+    world = renamed()
+    running = dict(world.nodes["gpu09"].shards)
+    made = world.one_pass()
+    assert [(it.address, it.action, it.keyword) for it in made.changes] == [
+        ("node/gpu09", Action.UPDATE, "renamed")
+    ]
+    assert made.changes[0].reason == "renamed from gpu01: nothing restarts"
+    assert [(it.kind, it.node) for it in made.commands] == [(StepKind.BOOTSTRAP, "gpu09")]
+    assert world.nodes["gpu09"].shards == running
+    assert set(world.record.nodes) == {"gpu09"}
+    assert {rank.node for it in world.record.replicas.values() for rank in it.ranks} == {"gpu09"}
+    again = world.one_pass()
+    assert not again.changes
+    assert not again.commands
+    assert world.record.nodes["gpu09"].formerly == ()
+
+
+def test_everything_that_names_a_node_is_rewritten_once() -> None:
+    world = renamed()
+    (replica,) = world.record.replicas.values()
+    before = replace(
+        world.record,
+        forgotten={"old": Forgotten(replica=replica, by="ann", at=NOW, serial=1)},
+        given_up=(GivenUp(replica=ReplicaId("x"), node="gpu01", by="ann", at=NOW),),
+        setbacks={"gpu01": Setback(count=2, at=NOW, error="no")},
+    )
+    after = nodes_renamed(before, world.desired)
+    assert "node='gpu01'" not in repr(after)
+    assert after.nodes["gpu09"].formerly == ("gpu01",)
+    assert after.forgotten["old"].replica.ranks[0].node == "gpu09"
+    assert set(after.setbacks) == {"gpu09"}
+    assert nodes_renamed(after, world.desired) is after
+
+
+def test_a_pass_that_dies_before_the_agent_is_told_is_finished_by_the_next_without_the_annotation() -> None:
+    world = renamed()
+    made = world.plan()
+    world.record = recording.begin(
+        world.record, world.desired, made, world.observe(), pass_record=a_pass(world.record.serial + 1)
+    )
+    world.desired = with_leaving(called("gpu09"), world.record)
+    assert world.desired.nodes["gpu09"].formerly == ("gpu01",)
+    assert [it.kind for it in world.plan().commands] == [StepKind.BOOTSTRAP]
+    world.settle()
+    assert not world.plan().changes
+
+
+def test_an_agent_that_was_told_by_a_pass_that_died_is_known_by_both_names() -> None:
+    world = renamed()
+    world.nodes["gpu09"].says = ""
+    made = world.one_pass()
+    assert [it.kind for it in made.commands] == [StepKind.PUBLISH]
+    assert not world.plan().changes
+
+
+def test_a_node_that_is_silent_is_renamed_in_the_record_and_its_agent_told_when_it_answers() -> None:
+    world = renamed()
+    world.nodes["gpu09"].reach = Reach.UNREACHABLE
+    made = world.one_pass()
+    told = [(it.action, it.keyword) for it in made.changes if it.address == "node/gpu09"]
+    assert told == [(Action.BLOCKED, "unreachable"), (Action.UPDATE, "renamed")]
+    assert not world.plan().commands, "the record says it already"
+    world.nodes["gpu09"].reach = Reach.OK
+    assert [it.kind for it in world.one_pass().commands] == [StepKind.BOOTSTRAP]
+    assert not world.plan().changes
+
+
+def test_an_agent_that_had_died_before_is_started_under_the_new_name() -> None:
+    world = renamed()
+    world.nodes["gpu09"].reach = Reach.NO_AGENT
+    made = world.one_pass()
+    told = [it.keyword for it in made.changes if it.address == "node/gpu09"]
+    assert told == ["agent-gone", "renamed"]
+    world.settle()
+    assert not world.plan().changes
+
+
+def test_an_agent_that_could_not_be_told_rests_and_stays_the_nodes() -> None:
+    world = renamed()
+    world.refuses = lambda step: step.kind is StepKind.BOOTSTRAP
+    world.one_pass()
+    world.one_pass()
+    made = world.plan()
+    assert [(it.action, it.keyword) for it in made.changes] == [(Action.BLOCKED, "setup-rests")]
+    assert not made.commands
+    world.now += timedelta(hours=1)
+    world.refuses = lambda _: False
+    world.settle()
+    assert not world.plan().changes
+
+
+def test_an_agent_of_another_name_is_still_nobodys() -> None:
+    world = renamed()
+    world.nodes["gpu09"].says = "gpu05"
+    made = world.plan()
+    assert (Action.BLOCKED, "other-fleet") in [(it.action, it.keyword) for it in made.changes]
+    assert not any(it.kind is StepKind.BOOTSTRAP for it in made.commands)
+
+
+def test_a_name_that_was_left_is_not_taken_for_the_nodes_for_ever() -> None:
+    world = renamed()
+    world.settle()
+    world.nodes["gpu09"].says = "gpu01"
+    assert world.plan().changes[0].keyword == "other-fleet"
+
+
+def test_a_second_rename_before_the_agent_heard_of_the_first_knows_both() -> None:
+    world = renamed()
+    world.refuses = lambda step: step.kind is StepKind.BOOTSTRAP
+    world.one_pass()
+    world.refuses = lambda _: False
+    world.nodes = {"gpu10": replace(world.nodes["gpu09"], name="gpu10")}
+    world.desired = called("gpu10", "gpu09")
+    made = world.one_pass()
+    assert [it.reason for it in made.changes] == ["renamed from gpu09: nothing restarts"]
+    assert world.nodes["gpu10"].says == ""
+    world.settle()
+    assert set(world.record.nodes) == {"gpu10"}
+
+
+def test_back_to_the_first_name_is_a_rename_like_any_other() -> None:
+    world = renamed()
+    world.settle()
+    world.nodes = {"gpu01": replace(world.nodes["gpu09"], name="gpu01", says="gpu09")}
+    world.desired = called("gpu01", "gpu09")
+    assert [it.keyword for it in world.one_pass().changes] == ["renamed"]
+    world.settle()
+    assert not world.plan().changes
+
+
+@pytest.mark.parametrize("reach", [Reach.NO_AGENT, Reach.UNREACHABLE])
+def test_another_work_directory_at_once_is_refused_before_a_second_agent_starts(reach: Reach) -> None:
+    world = renamed(dirs=Dirs(work="/srv/agent"))
+    world.nodes["gpu09"].reach = reach
+    with pytest.raises(
+        StalledError, match="write spec.dirs.work: /var/lib/llmgw-agent".replace(".", r"\.")
+    ) as refused:
+        world.plan()
+    assert "renamed from gpu01" in str(refused.value)
+    world.desired = called("gpu09", "gpu01")
+    world.nodes["gpu09"].reach = Reach.OK
+    world.settle()
+    world.desired = called("gpu09", "gpu01", dirs=Dirs(work="/srv/agent"))
+    assert [it.keyword for it in world.plan().changes] == ["updated"]
+
+
+def test_a_node_that_is_renamed_is_not_leaving_and_an_unknown_old_name_means_nothing() -> None:
+    world = renamed()
+    assert set(with_leaving(world.desired, world.record).nodes) == {"gpu09"}
+    assert node_renames(world.record, called("gpu09", "gpu77")) == {}
+
+
+def test_an_offline_plan_tells_it_as_well() -> None:
+    world = renamed()
+    world.nodes["gpu09"].reach = Reach.NOT_ASKED
+    made = world.plan(replace(OPTIONS, offline=True))
+    assert [it.keyword for it in made.changes] == ["renamed"]
+
+
+def test_the_commit_applied_last_is_read_in_the_names_that_the_record_has_by_now() -> None:
+    world = renamed()
+    record = nodes_renamed(world.record, world.desired)
+    known = nodes_as_recorded(called("gpu01"), world.desired, record)
+    assert list(known.nodes) == ["gpu09"]
+    assert nodes_as_recorded(called("gpu01"), world.desired, world.record).nodes == called("gpu01").nodes
