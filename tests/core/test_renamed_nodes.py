@@ -8,15 +8,18 @@ import pytest
 from llmgw.core.record import recording
 from llmgw.core.record.leaving import with_leaving
 from llmgw.core.record.naming import node_renames, nodes_as_recorded, nodes_renamed
+from llmgw.core.record.rebuilding import rebuilt
 from llmgw.model.desired import Desired
-from llmgw.model.ids import ReplicaId
+from llmgw.model.ids import Commit, ReplicaId
 from llmgw.model.manifest import Dirs
 from llmgw.model.plan import Action, StepKind
 from llmgw.model.problems import StalledError
 from llmgw.model.record import Forgotten, GivenUp, Setback
 from llmgw.model.report import Reach
-from tests.core.builders import NOW, NodeState, a_pass, desired, facts, model, node
+from tests.core.builders import FLEET, KEY, NOW, NodeState, a_pass, desired, facts, model, node
 from tests.core.fleets import OPTIONS, Fleet, fleet
+
+LATER = Commit("d" * 40)
 
 
 def called(name: str, old: str | None = None, **spec: object) -> Desired:
@@ -75,6 +78,7 @@ def test_a_pass_that_dies_before_the_agent_is_told_is_finished_by_the_next_witho
     world.record = recording.begin(
         world.record, world.desired, made, world.observe(), pass_record=a_pass(world.record.serial + 1)
     )
+    world.record = recording.end(world.record, made, {}, world.observe(), now=world.now)
     world.desired = with_leaving(called("gpu09"), world.record)
     assert world.desired.nodes["gpu09"].formerly == ("gpu01",)
     assert [it.kind for it in world.plan().commands] == [StepKind.BOOTSTRAP]
@@ -108,6 +112,30 @@ def test_an_agent_that_had_died_before_is_started_under_the_new_name() -> None:
     made = world.one_pass()
     told = [it.keyword for it in made.changes if it.address == "node/gpu09"]
     assert told == ["agent-gone", "renamed"]
+    world.settle()
+    assert not world.plan().changes
+
+
+@pytest.mark.parametrize("target", ["node/gpu09", "model/code"])
+def test_a_pass_about_something_else_renames_too_and_leaves_the_rest_to_the_next(target: str) -> None:
+    world = renamed()
+    world.desired = replace(
+        world.desired, commit=LATER, models={**world.desired.models, "code": model("code", replicas=0)}
+    )
+    world.one_pass(replace(OPTIONS, targets=(target,)))
+    assert set(world.record.nodes) == {"gpu09"}
+    assert {rank.node for it in world.record.replicas.values() for rank in it.ranks} == {"gpu09"}
+    world.settle()
+    assert not world.plan().changes
+    assert world.nodes["gpu09"].says == ""
+
+
+def test_a_record_that_was_lost_is_rebuilt_with_the_name_that_the_agent_has() -> None:
+    world = renamed()
+    lost, _ = rebuilt(world.desired, world.observe(), key_id=KEY, fleet=FLEET)
+    assert lost.nodes["gpu09"].formerly == ("gpu01",)
+    world.record = lost
+    assert [it.kind for it in world.plan().commands][:1] == [StepKind.BOOTSTRAP]
     world.settle()
     assert not world.plan().changes
 

@@ -181,9 +181,11 @@ def _models(replicas: Mapping[str, ReplicaRecord], desired: Desired, old: Record
 def _node(node: NodeObservation, desired: Desired) -> NodeRecord:
     report = node.report
     assert report is not None
+    wanted, said = desired.nodes[node.node], report.agent.node
     return NodeRecord(
         name=node.node,
-        address=desired.nodes[node.node].address,
+        address=wanted.address,
+        formerly=(said,) if said in (wanted.renamed_from, *wanted.formerly) else (),
         facts=report.facts.stable(),
         agent_version=report.agent.version,
         boot_id=report.agent.boot_id,
