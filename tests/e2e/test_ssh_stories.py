@@ -290,6 +290,7 @@ def test_a_process_leads_to_its_line_commit_and_author_after_a_rename_a_move_and
 
 def test_a_machine_gets_another_name_and_its_engines_never_notice(team: Team) -> None:
     road, host = team.road, team.road.hosts[1]
+    road.remove_models()  # what earlier tests asked for names the machine
     team.replicas, team.args = 3, ()
     team.write()
     team.apply("One on each")
