@@ -146,7 +146,20 @@ def load_settings(
     if settings.file_in_repository and (place := settings.hosts.places.get("token")) is not None:
         _refuse_committed_token(place, settings.file, repo=given.get("repo"))
     parts = {name: written[name].value for name in configuration.NAMES if name in written}
-    return replace(settings, serving=configuration.serving(parts))
+    settings = replace(settings, serving=configuration.serving(parts))
+    if settings.file_in_repository and (sends := settings.serving.notices.with_token):
+        raise InvalidError((_committed_notice(sends, written["notices"].where),))
+    return settings
+
+
+def _committed_notice(sends: str, where: Where | None) -> Problem:
+    """For the same reason as a token for Git: who commits would choose the file, and the host that it is sent to."""
+    return Problem(
+        what=f"{sends} sends a token, and stands in a file of a repository, where whoever commits could have any file of this machine sent"
+        " to a host of theirs",
+        instead="write notices in a llmgw.yaml outside of any repository (--config, LLMGW_CONFIG)",
+        where=where,
+    )
 
 
 def _git_hosts(environ: Mapping[str, str], written: Mapping[str, _Given]) -> GitHosts:

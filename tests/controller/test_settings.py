@@ -226,8 +226,9 @@ notices:
 
 
 def test_what_serve_answers_and_tells_stands_in_the_file_with_its_secrets_by_reference(fleet: Path) -> None:
-    (fleet / "llmgw.yaml").write_text(SERVING)
-    found = load(fleet).serving
+    own = fleet.parent / "llmgw.yaml"
+    own.write_text(SERVING)
+    found = load(fleet, config=str(own)).serving
     assert found.webhooks[0].secrets == (FromFile(from_file="/etc/llmgw/new"), FromEnv(from_env="OLD"))
     assert found.tls == Tls(cert="/etc/llmgw/tls.crt", key="~/tls.key")
     assert found.access_token == FromEnv(from_env="TOKEN")
@@ -263,3 +264,25 @@ def test_what_is_wrong_with_it_is_told_with_its_place_and_without_the_secret(fle
     twice = "webhooks:\n" + 2 * "  - {name: a, provider: gitea, secrets: [{fromFile: /x}]}\n"
     (fleet / "llmgw.yaml").write_text(twice)
     assert problems(fleet) == ["HERE/llmgw.yaml:3:12: webhooks has the name a twice: give each its own"]
+
+
+def test_a_notice_with_a_token_is_never_described_by_what_a_commit_may_change(tmp_path: Path) -> None:
+    """Whoever commits could have any file of the controller sent to a host of theirs."""
+    fleet = tmp_path / "fleet"
+    (fleet / ".git").mkdir(parents=True)
+    key = "{fromFile: /home/ann/.ssh/id_ed25519}"
+    status = f"  commitStatus: {{provider: gitea, api: https://git.example/api, token: {key}}}\n"
+    post = f"  webhooks: [{{name: room, url: {{fromEnv: ROOM}}, token: {key}}}]\n"
+    plain = "  webhooks: [{name: room, url: {fromEnv: ROOM}}]\n"
+    for notices in (status, post):
+        (fleet / "llmgw.yaml").write_text(f"notices:\n{notices}")
+        with pytest.raises(
+            InvalidError, match=r"llmgw\.yaml:1:\d+: notices.* sends a token.*outside of any repository"
+        ):
+            load_settings(flags={}, environ={"HOME": "/home/ann"}, cwd=fleet)
+    (fleet / "llmgw.yaml").write_text(f"notices:\n{plain}")
+    assert load_settings(flags={}, environ={"HOME": "/home/ann"}, cwd=fleet).serving.notices.webhooks
+    own = tmp_path / "llmgw.yaml"
+    own.write_text(f"repo: {fleet}\nnotices:\n{status}")
+    found = load_settings(flags={}, environ={"HOME": "/home/ann"}, cwd=tmp_path, config=str(own))
+    assert found.serving.notices.commit_status is not None

@@ -59,6 +59,13 @@ class Notices:
     commit_status: CommitStatus | None = None
     webhooks: tuple[Post, ...] = ()
 
+    @property
+    def with_token(self) -> str:
+        """The first of them that sends a token along; empty: none does."""
+        if self.commit_status is not None:
+            return "notices.commitStatus"
+        return next((f"notices.webhooks {it.name}" for it in self.webhooks if it.token is not None), "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:

@@ -26,10 +26,12 @@ HOOK = "webhooks: [{name: forge, provider: github, secrets: [{fromEnv: HOOK}]}]\
 
 
 def settings(folder: Path, text: str, **flags: str | None) -> Settings:
-    (folder / ".git").mkdir(exist_ok=True)
-    (folder / "llmgw.yaml").write_text(text)
+    """The controller's own, beside the repository and not in it."""
+    fleet, own = folder / "fleet", folder / "llmgw.yaml"
+    (fleet / ".git").mkdir(parents=True, exist_ok=True)
+    own.write_text(text)
     given = {"listen": "127.0.0.1:0", "stateDir": str(folder), **flags}
-    return load_settings(flags=given, environ={"HOME": str(folder)}, cwd=folder)
+    return load_settings(flags=given, environ={"HOME": str(folder)}, cwd=fleet, config=str(own))
 
 
 @asynccontextmanager
