@@ -202,6 +202,46 @@ def test_a_hook_becomes_a_hint_at_once_and_its_answer_says_what_it_led_to() -> N
     run(test)
 
 
+def test_a_delivery_that_is_replayed_makes_it_look_once_more_at_most() -> None:
+    """The id is not signed, so a replay under another one is believed: it looks, finds nothing new, and does nothing."""
+
+    async def test() -> None:
+        around = surroundings()
+        async with served(around) as client:
+            sent = push("github", delivery="d-1")
+            assert (await deliver(client, sent)).text == "looking\n"
+            around.hints.take()
+            assert (await deliver(client, sent)).text == "seen before\n"
+            assert around.hints.take().text == ""
+            renamed = Delivery({**sent.headers, "X-GitHub-Delivery": "d-2"}, sent.body)
+            assert (await deliver(client, renamed)).text == "looking\n"
+            assert around.hints.take().text == "webhook forge", "what it holds leads nowhere by itself"
+
+    run(test)
+
+
+def test_a_body_may_come_in_chunks_and_an_empty_one_proves_nothing() -> None:
+    async def test() -> None:
+        around = surroundings()
+        async with served(around) as client:
+            sent = push("github")
+
+            async def pieces() -> AsyncIterator[bytes]:
+                for at in range(0, len(sent.body), 7):
+                    yield sent.body[at : at + 7]
+
+            chunked = await client.post("/hook/forge", content=pieces(), headers=dict(sent.headers))
+            assert "content-length" not in chunked.request.headers
+            assert chunked.status_code == 202
+            around.hints.take()
+            assert (await client.post("/hook/forge")).status_code == 415
+            assert (await deliver(client, Delivery(sent.headers, b""))).status_code == 401
+            assert (await deliver(client, signed("github", b""))).status_code == 400
+            assert around.hints.take().text == ""
+
+    run(test)
+
+
 def test_while_nobody_named_a_branch_the_one_that_is_seen_counts() -> None:
     async def test() -> None:
         around = surroundings(known=snapshot(ref="trunk"))
@@ -462,6 +502,28 @@ def test_a_slow_client_is_cut_off(begins: bytes, goes_on: bytes) -> None:
             writer.write(begins)
             await until_cut_off(reader, writer, dribble=goes_on)
             await still_answers(client)
+
+    run(test)
+
+
+def test_a_client_whose_head_came_in_time_has_longer_for_the_rest() -> None:
+    """Each deadline by itself: were the listener's protocol another than the one that is built upon, this would show it."""
+
+    async def test() -> None:
+        sent = push("github")
+        lines = "".join(f"{name}: {value}\r\n" for name, value in sent.headers.items()).encode()
+        head = b"POST /hook/forge HTTP/1.1\r\nHost: x\r\n" + lines
+        async with served(limits=Limits(head=1, whole=DEADLINE)) as client:
+            reader, writer = await raw(client)
+            writer.write(head + f"Content-Length: {len(sent.body)}\r\n\r\n".encode() + sent.body[:1])
+            async with asyncio.timeout(DEADLINE):
+                later = await raw(client)
+                assert await until_cut_off(*later) == b"", "who sends no head is cut off by now"
+                writer.write(sent.body[1:])
+                assert (await reader.readuntil(b"looking\n")).startswith(b"HTTP/1.1 202 ")
+                assert await until_cut_off(reader, writer) == b"", (
+                    "and has as long for the next head as for the first"
+                )
 
     run(test)
 
