@@ -11,6 +11,7 @@ from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.builds import leads
 from llmgw.controller.passes.helps import have_read
 from llmgw.controller.passes.keyring import planning_key
+from llmgw.controller.passes.lease import open_pass
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.observe import observe, unasked
 from llmgw.controller.passes.supposed import supposed
@@ -19,6 +20,7 @@ from llmgw.controller.repo.records import Stored
 from llmgw.core.planner import PlanOptions, plan
 from llmgw.core.record.leaving import with_leaving
 from llmgw.core.record.naming import nodes_as_recorded, nodes_renamed
+from llmgw.core.record.rebuilding import serials
 from llmgw.core.windows import gate as gate_of
 from llmgw.model.desired import Desired, DesiredNode
 from llmgw.model.ids import Commit, key_id
@@ -66,13 +68,56 @@ class Prepared:
         return self.desired.fleet.unreachable.grace
 
 
+READ_AGAIN = 2
+"""Times that the record is read again because somebody wrote it meanwhile: a pass of theirs writes an intent and an outcome."""
+
+
 async def prepare(
-    fleet: Fleet, wish: Wish, links: Links, *, check: Callable[[Stored, Commit | None], None] | None = None
+    fleet: Fleet,
+    wish: Wish,
+    links: Links,
+    *,
+    check: Callable[[Stored, Commit | None], None] | None = None,
+    read: Stored | None = None,
 ) -> Prepared:
-    """Read, observe, plan. The commit is resolved once and carried through. ``check`` is given what was read, before
-    anything is made of it, and may raise."""
-    named = wish.commit is not None
-    (stored, doubt), commit = await asyncio.gather(_read(fleet, remembered=named), _commit(fleet, wish))
+    """Read, observe, plan. The commit is resolved once and carried through, unless the agents obey a newer record than the one
+    that was read: then both are looked up again. ``check`` is given what was read, before anything is made of it, and may raise. ``read``: the record as it was read a
+    moment ago."""
+    known, commit = await _read(fleet, wish, read)
+    prepared = await _prepared(fleet, wish, links, commit, known, check)
+    for _ in range(READ_AGAIN):
+        if not _overtaken(prepared):
+            break
+        known, commit = await _read(fleet, wish)
+        if known.stored.version == prepared.stored.version:
+            break
+        prepared = await _prepared(fleet, wish, links, commit, known, check)
+    return prepared
+
+
+def _overtaken(prepared: Prepared) -> bool:
+    """Whether agents obey a newer record than the one that was read: somebody applies right now, or it was set back."""
+    obeyed = serials(prepared.observed, prepared.record.fleet).values()
+    return max(obeyed, default=0) > prepared.record.serial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """``doubt``: why it may not be the newest."""
+
+    stored: Stored
+    doubt: tuple[str, ...] = ()
+
+
+async def _prepared(
+    fleet: Fleet,
+    wish: Wish,
+    links: Links,
+    commit: Commit | None,
+    known: _Read,
+    check: Callable[[Stored, Commit | None], None] | None,
+) -> Prepared:
+    stored, doubt = known.stored, known.doubt
     if check is not None:
         check(stored, commit)
     record = stored.record or _first_record(fleet, wish)
@@ -93,11 +138,23 @@ async def prepare(
     return Prepared(stored=stored, record=called, desired=desired, observed=observed, plan=made)
 
 
-async def _read(fleet: Fleet, *, remembered: bool) -> tuple[Stored, tuple[str, ...]]:
-    """The record, and what makes it doubtful. ``remembered``: where nobody answers, the one that was read last will do. It is
-    for looking only: whoever applies has to read it anew and write it."""
+async def _read(fleet: Fleet, wish: Wish, read: Stored | None = None) -> tuple[_Read, Commit | None]:
+    """The record and the commit, asked for at once."""
+    return await asyncio.gather(_record(fleet, wish, read), _commit(fleet, wish))
+
+
+async def _record(fleet: Fleet, wish: Wish, read: Stored | None) -> _Read:
+    """``read`` will do unless somebody was at work then: whether they still are is known now. Where nobody answers,
+    a plan of a commit that was named makes do with what was read last: whoever applies has to read it anew and write it."""
+    if read is not None and open_pass(read.record) is None:
+        return _Read(stored=read)
+    return await _newest(fleet, remembered=wish.commit is not None)
+
+
+async def _newest(fleet: Fleet, *, remembered: bool) -> _Read:
+    """``remembered``: where nobody answers, the one that was read last will do."""
     try:
-        return await fleet.store.read(), ()
+        return _Read(stored=await fleet.store.read())
     except RetryError as away:
         if not remembered or fleet.remembered is None:
             raise
@@ -108,7 +165,7 @@ async def _read(fleet: Fleet, *, remembered: bool) -> tuple[Stored, tuple[str, .
         text = (
             f"the record is that of serial {serial}, as it was read last, and may not be the newest: {away}"
         )
-        return stored, (text,)
+        return _Read(stored=stored, doubt=(text,))
 
 
 async def plan_again(
@@ -214,7 +271,8 @@ async def applied(fleet: Fleet, *, remembered: bool = False) -> Applied:
     """The last applied commit, which was valid, and not the newest, which may not be. Before the first apply: the
     newest. How nodes are reached is what the newest says, if it can be read: a key or an address that was corrected helps at
     once, also where nothing was left to apply. ``remembered``: see Applied.doubt."""
-    stored, doubt = await _read(fleet, remembered=remembered)
+    known = await _newest(fleet, remembered=remembered)
+    stored, doubt = known.stored, known.doubt
     record = stored.record or Record(fleet=fleet.first_id)
     try:
         newest = await fleet.source.newest()
@@ -237,8 +295,9 @@ async def applied(fleet: Fleet, *, remembered: bool = False) -> Applied:
         desired = nodes_as_recorded(desired, now, record)
         desired = replace(desired, nodes={name: _reached(it, now) for name, it in desired.nodes.items()})
     gate = await _gate(fleet, now or desired)
-    known = with_leaving(desired, record)
-    return Applied(stored=stored, record=record, desired=known, gate=gate, doubt=doubt)
+    return Applied(
+        stored=stored, record=record, desired=with_leaving(desired, record), gate=gate, doubt=doubt
+    )
 
 
 async def _gate(fleet: Fleet, desired: Desired) -> Gate | None:

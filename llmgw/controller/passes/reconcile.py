@@ -56,8 +56,9 @@ async def one_pass(
 async def _second_attempt(
     fleet: Fleet, request: PassRequest, *, links: Links, halt: Halt, progress: Progress
 ) -> PassResult:
+    anew = replace(request, read=None)
     try:
-        return await _attempt(fleet, request, links=links, halt=halt, progress=progress)
+        return await _attempt(fleet, anew, links=links, halt=halt, progress=progress)
     except LostRaceError as lost:
         raise HeldError(f"planned twice in vain: {lost}: try again in a moment") from lost
 
@@ -65,7 +66,8 @@ async def _second_attempt(
 async def _attempt(
     fleet: Fleet, request: PassRequest, *, links: Links, halt: Halt, progress: Progress
 ) -> PassResult:
-    prepared = await prepare(fleet, request.wish, links, check=partial(_check_turn, fleet, request))
+    check = partial(_check_turn, fleet, request)
+    prepared = await prepare(fleet, request.wish, links, check=check, read=request.read)
     prepared = await _take_over(fleet, request.wish, prepared, progress)
     plan = prepared.plan
     if request.saved is not None:

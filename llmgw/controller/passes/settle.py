@@ -88,6 +88,7 @@ def _onward(request: PassRequest, last: PassResult) -> PassRequest:
     return replace(
         request,
         saved=None,
+        read=None,
         approve=None,
         continues=last.record.serial,
         lock_timeout=max(request.lock_timeout, TURN_TIMEOUT),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from llmgw.controller.passes.prepare import Prepared, Wish
 from llmgw.controller.passes.saved import SavedPlan
+from llmgw.controller.repo.records import Stored
 from llmgw.model.plan import Plan, StepOutcome, StepResult
 from llmgw.model.problems import StaleError
 from llmgw.model.record import Outcome, Record
@@ -18,7 +19,8 @@ class SupersededError(StaleError):
 class PassRequest:
     """``approve`` is given the plan before anything is written, and raises to refuse it. ``continues`` is the serial
     of the pass that this one carries on: when another commit was applied since, that one counts. ``recorded`` is given
-    every record that stands before the first command and at the end of a pass. ``instead`` makes another plan of what was read and seen, about single nodes
+    every record that stands before the first command and at the end of a pass. ``read`` is the record as it was read a moment ago, for
+    the first try. ``instead`` makes another plan of what was read and seen, about single nodes
     only: models stay as they are recorded, and the commit does not count as applied. ``amend`` says what else the record holds
     after such a plan."""
 
@@ -29,6 +31,7 @@ class PassRequest:
     approve: Callable[[Plan], None] | None = None
     continues: int | None = None
     recorded: Callable[[Record], None] | None = None
+    read: Stored | None = None
     instead: Callable[[Prepared], Plan] | None = None
     amend: Callable[[Record, Prepared], Record] | None = None
 
