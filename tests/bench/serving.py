@@ -141,8 +141,8 @@ def table(local: Sequence[Took], by_webhook: Sequence[Took]) -> str:
         "## From a commit to its node\n\n"
         "`llmgw serve` runs beside a local agent; a replica more is committed. In a local repository: from the branch pointing to "
         "the commit to the agent's order on disk, which is before the process starts. Behind https, `git http-backend` on this machine: "
-        "from the webhook being sent, the push being done. Some twenty-five runs of git are on that way, "
-        "one after the other, so a busy machine shows here more than elsewhere: the CPU column, which has the outcome's commit in it as well, "
+        "from the webhook being sent, the push being done. Some twenty runs of git are on that way, four of which talk to the host: the "
+        "branch is looked at while the record is read, the rest goes one after the other. So a busy machine shows here more than elsewhere: the CPU column, which has the outcome's commit in it as well, "
         "is what a quiet one needs at least.\n\n"
         "| what | median | slowest | CPU | load | target |\n|---|---|---|---|---|---|\n"
     )

@@ -2,7 +2,7 @@
 that commit is read, from its tree and never from a work tree."""
 
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
@@ -208,8 +208,9 @@ class Mirror:
         return tuple(sorted(path for path in changed if path.endswith(SUFFIXES)))
 
     async def _has_remotes(self) -> bool:
-        bare = await self._in_repository("rev-parse", "--is-bare-repository")
-        return bare.strip() == "false" and bool((await self._in_repository("remote")).strip())
+        if not (await self._in_repository("remote")).strip():
+            return False
+        return (await self._in_repository("rev-parse", "--is-bare-repository")).strip() == "false"
 
     async def _in_repository(self, *arguments: str, trusted: bool = True) -> str:
         local = self.remote.local
@@ -230,8 +231,8 @@ class Mirror:
         head = there.head
         if head is None or not head.startswith("refs/heads/"):
             raise StalledError(
-                f"reading {self.remote}: its HEAD names no branch (a single commit is checked out): name the branch "
-                "to follow with --branch"
+                f"reading {self.remote}: its HEAD names no branch that it has (a single commit is checked out, or its "
+                f"default is another name); {_these(there.refs)}"
                 if there.refs
                 else f"reading {self.remote}: it has no commit yet: commit the manifests first"
             )
@@ -244,14 +245,8 @@ class Mirror:
             return StalledError(
                 f"reading branch {name} of {self.remote}: it was never fetched: run this without --offline"
             )
-        there = sorted((await self.objects.ask(self.remote)).refs)
-        names = ", ".join(branch.removeprefix("refs/heads/") for branch in there[:20])
-        more = f" and {len(there) - 20} more" if len(there) > 20 else ""
-        exist = (
-            f"these exist: {names}{more}: choose one with --branch"
-            if there
-            else "it has no branch yet: commit first"
-        )
+        there = (await self.objects.ask(self.remote)).refs
+        exist = _these(there) if there else "it has no branch yet: commit first"
         return StalledError(f"reading {self.remote}: it has no branch {name}; {exist}")
 
     # ---- trees -------------------------------------------------------------------------------------------
@@ -324,13 +319,13 @@ class Mirror:
         )
 
     async def _named(self, commit: Commit, names: Sequence[str]) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for name in dict.fromkeys(names):
-            inside = repository_path(name, what="path")
-            for entry in await self.objects.entries(commit, inside):
-                if entry.path == inside and entry.mode in _BLOBS:
-                    found[inside] = entry.object
-        return found
+        inside = tuple(dict.fromkeys(repository_path(name, what="path") for name in names))
+        if not inside:
+            return {}
+        entries = await self.objects.entries(commit, *inside)
+        return {
+            entry.path: entry.object for entry in entries if entry.path in inside and entry.mode in _BLOBS
+        }
 
     async def _followed(self, commit: Commit, links: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
         """All links of the repository with their targets, and the manifests that ``links`` lead to: real path -> object.
@@ -374,6 +369,12 @@ class Mirror:
             ]
         if problems:
             raise InvalidError(tuple(problems))
+
+
+def _these(branches: Iterable[str]) -> str:
+    names = [branch.removeprefix("refs/heads/") for branch in sorted(branches)]
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return f"these exist: {', '.join(names[:20])}{more}: choose one with --branch"
 
 
 def _counts(entry: Entry, where: str) -> bool:

@@ -63,7 +63,7 @@ class ObjectStore(Bare):
         self._partial = partial
         self._told = told
         self._feeds: dict[str, tuple[Remote, tuple[str, ...]]] = {}
-        self._listed: OrderedDict[tuple[Commit, str], tuple[Entry, ...]] = OrderedDict()
+        self._listed: OrderedDict[tuple[Commit, tuple[str, ...]], tuple[Entry, ...]] = OrderedDict()
         self._whole: set[str] = set()  # remotes that can't leave out files
 
     # ---- remotes -----------------------------------------------------------------------------------------
@@ -254,15 +254,15 @@ class ObjectStore(Bare):
         answer = said.text.split()
         return Commit(answer[-1]) if said.code == 0 and answer and is_commit(answer[-1]) else None
 
-    async def entries(self, commit: Commit, path: str = ".") -> tuple[Entry, ...]:
-        """Everything at and below ``path``, folders included."""
-        if (known := self._listed.get((commit, path))) is not None:
-            self._listed.move_to_end((commit, path))
+    async def entries(self, commit: Commit, *paths: str) -> tuple[Entry, ...]:
+        """Everything at and below the paths, folders included; of no path or ``.``: of the whole commit."""
+        below = () if "." in paths else paths
+        if (known := self._listed.get((commit, below))) is not None:
+            self._listed.move_to_end((commit, below))
             return known
-        below = () if path == "." else (path,)
         call = Call(
             arguments=("ls-tree", "-rtz", "--full-tree", commit_id(commit), "--", *below),
-            doing=f"listing {path} at {commit[:12]}",
+            doing=f"listing {', '.join(below) or '.'} at {commit[:12]}",
         )
         entries = await self._healing(call, answers.entries)
         if len(entries) > MAX_ENTRIES:
@@ -271,7 +271,7 @@ class ObjectStore(Bare):
                 "point --path to the folder of the manifests"
             )
         if len(entries) <= LISTED_ENTRIES:
-            self._listed[commit, path] = entries
+            self._listed[commit, below] = entries
             if len(self._listed) > LISTED:
                 self._listed.popitem(last=False)
         return entries

@@ -8,8 +8,9 @@ would ever be made from.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.halt import Halt
@@ -21,6 +22,7 @@ from llmgw.controller.passes.settle import Settled, next_look, settle
 from llmgw.controller.passes.story import lower, sentence
 from llmgw.controller.passes.values import PassRequest, PassResult
 from llmgw.controller.passes.verdict import Verdict, verdict
+from llmgw.controller.repo.records import Stored
 from llmgw.controller.serving.snapshot import ERROR, HELD, INVALID, NOTHING, LastPass
 from llmgw.core.amounts import plural
 from llmgw.model import exitcode
@@ -30,6 +32,7 @@ from llmgw.model.problems import HeldError, InvalidError, LlmgwError, StalledErr
 from llmgw.model.record import Outcome, Record
 
 log = logging.getLogger("llmgw.serve")
+T = TypeVar("T")
 
 STANDS_BY = 60.0
 """Seconds until a pass looks by itself at what is on its way: streams tell of it, and this is for what they can't tell."""
@@ -37,11 +40,12 @@ STANDS_BY = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why a pass is made, and about which commit."""
+    """Why a pass is made, about which commit, and after which record: the one that was read beside the look at the branch."""
 
     trigger: str
     why: str
     head: Commit | None = None  # None: the newest of the branch, whichever it is
+    read: Stored | None = None  # None: the pass reads it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +103,11 @@ class Attempts:
     recorded: Callable[[Record], None] | None = None
     wait: bool = False  # with all passes that follow until nothing is left to do and nothing is on its way
 
+    async def beside(self, looking: Awaitable[T]) -> tuple[T, Stored | None]:
+        """What ``looking`` at the branch gives, and the record: each is a way to a repository and back, and neither needs the
+        other. None: it could not be read; the pass reads it again, and tells why."""
+        return await asyncio.gather(looking, self._read())
+
     async def make(self, cause: Cause, *, number: int, halt: Halt, progress: Progress) -> Attempted:
         """Never raises, but for being cancelled: what went wrong stands in the answer."""
         clock, loop = self.fleet.clock, asyncio.get_running_loop()
@@ -107,11 +116,22 @@ class Attempts:
         last = replace(attempted.last, number=number, begun=begun, seconds=loop.time() - since)
         return replace(attempted, last=last)
 
+    async def _read(self) -> Stored | None:
+        try:
+            return await self.fleet.store.read()
+        except Exception:  # noqa: BLE001 - a bug, too: whatever it is, the pass meets it again and tells it
+            return None
+
+    async def _ground(self, cause: Cause) -> tuple[Commit, Stored | None]:
+        if cause.head is not None:
+            return cause.head, cause.read
+        return await self.beside(self.fleet.source.newest())
+
     async def _made(self, cause: Cause, halt: Halt, progress: Progress) -> Attempted:
         try:
-            head = cause.head or await self.fleet.source.newest()
+            head, read = await self._ground(cause)
             try:
-                settled = await self._pass(cause, head, halt, progress)
+                settled = await self._pass(cause, head, halt, progress, read=read)
             except (InvalidError, StalledError) as refused:
                 return await self._kept_up(cause, head, refused, halt, progress)
             return self._ended(cause, settled)
@@ -121,9 +141,11 @@ class Attempts:
             log.exception("a pass broke")
             return self._failed(cause, broken)
 
-    async def _pass(self, cause: Cause, commit: Commit, halt: Halt, progress: Progress) -> Settled:
+    async def _pass(
+        self, cause: Cause, commit: Commit, halt: Halt, progress: Progress, *, read: Stored | None = None
+    ) -> Settled:
         fleet = replace(self.fleet, trigger=cause.trigger)
-        request = PassRequest(wish=Wish(commit=commit), recorded=self.recorded)
+        request = PassRequest(wish=Wish(commit=commit), recorded=self.recorded, read=read)
         if self.wait:
             return await settle(fleet, request, links=self.links, halt=halt, progress=progress)
         result = await one_pass(fleet, request, links=self.links, halt=halt, progress=progress)

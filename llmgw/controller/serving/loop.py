@@ -158,9 +158,9 @@ class Loop:
     async def _cause(self, woken: Woken) -> Cause | None:
         """Why there is to be a pass; None: a forge told of a push to something else."""
         timer = not woken.heard
-        known = self._branch.head
+        known, read = self._branch.head, None
         if timer or known is None or "webhook" in woken.heard:
-            await self._branch.look()
+            _, read = await self._attempts.beside(self._branch.look())
             more = self._hints.take()
             woken = Woken(
                 heard=woken.heard | more.heard,
@@ -169,7 +169,8 @@ class Loop:
         if woken.heard == {"webhook"}:
             return None
         trigger = "webhook" if "webhook" in woken.heard else "watch"
-        return Cause(trigger=trigger, why=woken.text or "from time to time", head=self._branch.head)
+        why = woken.text or "from time to time"
+        return Cause(trigger=trigger, why=why, head=self._branch.head, read=read)
 
     def _pause_after(self, attempted: Attempted) -> float:
         before, self._before = self._before, attempted

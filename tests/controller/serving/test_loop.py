@@ -8,7 +8,7 @@ import pytest
 
 from llmgw.controller.nodes.transport import Link
 from llmgw.controller.passes import observe
-from llmgw.controller.repo.records import Stored
+from llmgw.controller.repo.records import MemoryRecordStore, Stored
 from llmgw.controller.serving.loop import LONGEST_PAUSE, STOP_WITHIN
 from llmgw.controller.serving.snapshot import HELD, INVALID, NOTHING, Event, HeadMoved, PassBegan, PassEnded
 from llmgw.model.desired import DesiredNode
@@ -106,6 +106,47 @@ def test_five_hundred_webhooks_make_a_handful_of_passes() -> None:
             assert it.branch.asked - asked < 20
         triggers = [dict(e.trailers).get("Llmgw-Trigger") for e in await it.history()]
         assert "webhook" in triggers
+
+    run(main())
+
+
+class _Far(MemoryRecordStore):
+    """As far away as the branch: each answer takes as long."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    async def read(self) -> Stored:
+        await asyncio.sleep(self.seconds)
+        return await super().read()
+
+
+class _FarBranch(Moody):
+    seconds = 0.0
+
+    async def newest(self) -> Commit:
+        await asyncio.sleep(self.seconds)
+        return await super().newest()
+
+
+def test_the_record_is_read_while_the_branch_is_looked_at() -> None:
+    async def main() -> None:
+        world = World()
+        branch, store = _FarBranch(("gpu01",), Model()), _Far(0)
+        world.branch, world.store = branch, store
+        it = Looped(world, branch)
+        async with looping(it, watched=False):
+            await it.rests()
+            branch.seconds = store.seconds = 10
+            begun = len([event for event in it.events if isinstance(event, PassBegan)])
+            it.branch.commit_models(Model(), Model(name="embed"))
+            it.hints.hint("webhook", "webhook forge")
+            took = await it.until(
+                lambda: len([event for event in it.events if isinstance(event, PassBegan)]) > begun,
+                within=30,
+            )
+            assert took < 15
 
     run(main())
 
