@@ -73,6 +73,7 @@ class Invariants:
         self._late: set[str] = set()  # commands that were sent when their controller's lease was over
         self._intents: set[int] = set()
         self._alive_at_death: dict[str, dict[str, int]] = {}
+        self._ending: set[Process] = set()  # that have been told to end
 
     def violate(self, text: str) -> None:
         if text not in self._told:
@@ -311,11 +312,22 @@ class Invariants:
         return goes is not None and comes is not None and goes.priority < comes.priority and not goes.protect
 
     def signalled(self, node: "SimNode", process: Process, number: int) -> None:
-        """An engine that answers is only ended because somebody asked for it, or because it has only just come to itself."""
-        shard = process.order.shard
-        back = self._world.loop.elapsed - node.thawed.get(process, -NOTICED) < NOTICED
-        if node.machine.serves(process) and shard not in self.asked and not back:
+        """An engine that answers is only ended because somebody asked for it, or because it has only just come to itself; one
+        that would answer soon, only when its time to start is over. What counts is how it is when its end begins: one that
+        gets ready after its SIGTERM is not spared the SIGKILL."""
+        shard, now = process.order.shard, self._world.loop.elapsed
+        if process in self._ending or shard in self.asked:
+            return
+        self._ending.add(process)
+        back = now - node.thawed.get(process, -NOTICED) < NOTICED
+        if node.machine.serves(process) and not back:
             self.violate(f"{node.name}: signal {number} to {shard}, which serves and was not told to go")
+        spec, age = self.specs.get(shard), now - process.born
+        will = process.script.ready_after is not None and process not in node.thawed
+        if spec is not None and will and age < min(spec.timeouts.startup, process.script.ready_after or 0):
+            self.violate(
+                f"{node.name}: signal {number} to {shard}, which has had {age:.1f} s of {spec.timeouts.startup:.0f} s to start"
+            )
 
     # ---- the record ----------------------------------------------------------------------------------
 

@@ -32,4 +32,8 @@ FOUND: dict[str, str] = {
     "agent shut down while it obeys": (
         "An agent that was shut down in the middle of a command took the pretended controller with it instead of cutting its line."
     ),
+    "clock set while an engine starts": (
+        "Each step of a start turned the deadline into the loop's time anew, by a clock that had been set forward meanwhile: an engine "
+        "that was about to get ready was ended as one that never would."
+    ),
 }

@@ -186,6 +186,28 @@ def test_a_serving_engine_that_is_ended_unasked() -> None:
     assert "serves and was not told to go" in planted(plant)
 
 
+def test_an_engine_that_is_ended_before_its_time_to_start_is_over() -> None:
+    async def plant(world: World) -> None:
+        process = engine(world, "ant")
+        process.script = replace(process.script, ready_after=60.0)
+        process.born = world.loop.elapsed - 2.0
+        node_of(world).machine.signalled(process, 15)
+
+    assert "which has had 2.0 s of 90 s to start" in planted(plant)
+
+
+def test_an_engine_that_gets_ready_only_after_it_was_told_to_end_may_be_killed() -> None:
+    async def plant(world: World) -> None:
+        process = engine(world, "ant")
+        process.script = replace(process.script, ignore_term=True, ready_after=None)
+        node_of(world).machine.signalled(process, 15)
+        process.script = replace(process.script, ready_after=1.0)
+        assert node_of(world).machine.serves(process)
+        node_of(world).machine.signalled(process, 9)
+
+    assert planted(plant) == ""
+
+
 # ---- agents ------------------------------------------------------------------------------------------
 
 

@@ -226,6 +226,8 @@ class Shard:
                 letter.taken.set_result(None)
 
     async def _advance(self, event: Event) -> None:
+        if isinstance(event, DeadlinePassed):
+            self._timer = None
         before = self.life
         life, actions = step(before, event, self._around.clock.now(), self._rules)
         if life == before and not actions:
@@ -235,7 +237,7 @@ class Shard:
         if news and not _known_to_the_next(event, before):
             await self._save(lasting=isinstance(event, StopAsked | DrainAsked | Rebooted))
         self._publish(before, life)
-        if life.deadline != before.deadline or life.state is not before.state or actions:
+        if life.deadline != before.deadline or self._timer is None:
             self._arm(life)
         for action in actions:
             await self._begin_activity(action)
@@ -266,7 +268,7 @@ class Shard:
     # ---- Time ---------------------------------------------------------------------------------------------
 
     def _arm(self, life: Life) -> None:
-        """The deadline is turned into the loop's time once, so that a clock that is set moves no deadline."""
+        """A deadline is turned into the loop's time once, whatever happens before it, so that a clock that is set moves none."""
         self._disarm()
         if life.deadline is None:
             return

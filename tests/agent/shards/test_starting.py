@@ -26,8 +26,9 @@ def test_a_shard_goes_from_its_order_to_ready_through_every_state() -> None:
         launch = spec()
         accepted = await shards.start(start(launch))
         assert accepted.shard is not None
+        assert accepted.shard.state == "pending"
         report = await rig.reaches(launch, "ready")
-        assert rig.states(launch) == ["pending", "starting", "loading", "ready"]
+        assert rig.states(launch) == ["starting", "loading", "ready"]
         assert report.pid == rig.node.living()[0].pid
         assert report.loading_seconds == pytest.approx(2.5, abs=1.5)
         assert report.attempts == 0
@@ -244,14 +245,21 @@ def test_a_stop_ends_the_wait_for_a_rendezvous_at_once() -> None:
     on_node(story)
 
 
-def test_a_clock_that_is_set_moves_no_deadline() -> None:
+@pytest.mark.parametrize("days", [-1, 1])
+@pytest.mark.parametrize("state", ["starting", "loading"])
+def test_a_clock_that_is_set_moves_no_deadline(state: str, days: int) -> None:
+    """Of an engine that opens its port after 20 seconds: the deadline of its start goes on, over that too."""
+
     async def story(rig: Rig) -> None:
         shards = await rig.agent()
         launch = spec(timeouts=ShardTimeouts(startup=600, health=1, health_request=1))
         await shards.start(start(launch))
-        await rig.reaches(launch, "loading")
-        rig.clock.step = timedelta(days=1)
+        await rig.reaches(launch, state, says="port" if state == "starting" else "")
+        rig.clock.step = timedelta(days=days)
         await asyncio.sleep(100)
         assert rig.report(launch).state == "loading"
+        assert len(rig.node.starts) == 1
+        await asyncio.sleep(520)
+        assert "not ready" in rig.report(launch).last_error
 
-    on_node(story, behave=behaving(ready_after=None))
+    on_node(story, behave=behaving(port_after=20, ready_after=None))
