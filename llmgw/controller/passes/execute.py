@@ -178,7 +178,6 @@ class _Execution:
             except (NoAgentError, StalledError, UnfinishedStepError, _LeaseOverError) as failed:
                 return _ended(unanswered, _on(node, failed), later=isinstance(failed, _LeaseOverError))
             except RetryError as lost:
-                await self._errand.links.drop(node.name)
                 error, wait = _on(node, lost), pause
                 if not gone:
                     gone, give_up = True, min(give_up, loop.time() + GONE_FOR)
@@ -206,7 +205,11 @@ class _Execution:
         method, params = message_of(step, errand.fence, secrets=secrets)
         link = await errand.links.to(node)
         self._must_hold_lease()
-        answer = await link.request(method, params, Accepted, timeout=step.timeout)
+        try:
+            answer = await link.request(method, params, Accepted, timeout=step.timeout)
+        except RetryError:
+            await errand.links.drop(node.name, link)
+            raise
         if answer.job is not None and answer.job.state == JobState.FAILED.value:
             return _failed(f"node {node.name}: {answer.job.description}: {answer.job.error}")
         return StepResult(outcome=StepOutcome.DONE)

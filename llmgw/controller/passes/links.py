@@ -52,10 +52,12 @@ class Links:
             "the two fleets, or give it a work directory of its own"
         )
 
-    async def drop(self, node: str) -> None:
-        """Forget a connection that broke; the next ``to`` opens another."""
-        link = self._open.pop(node, None)
-        if link is not None:
+    async def drop(self, node: str, broken: Link | None = None) -> None:
+        """Forget a connection; the next ``to`` opens another. Who has seen one break names it: several share it, and by the time
+        that the last of them hears of it the others may be at work on the next one."""
+        link = self._open.get(node)
+        if link is not None and (broken is None or link is broken):
+            del self._open[node]
             await _close(link)
 
     async def probe(self, node: DesiredNode) -> Facts:

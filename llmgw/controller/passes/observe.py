@@ -63,7 +63,6 @@ async def observe_node(
                 facts = await _facts(node, links)
                 return NodeObservation(node=node.name, reach=Reach.NO_AGENT, facts=facts, error=str(missing))
     except TimeoutError:
-        await links.drop(node.name)
         error = (
             f"node {node.name}: no answer within {timeout:g} s: is the machine up and the agent not stuck?"
         )
@@ -98,14 +97,17 @@ class _Asker:
         try:
             return await self._ask(link, journal_after)
         except RetryError:
-            await self.links.drop(self.node.name)
             return await self._ask(await self.links.to(self.node), journal_after)
 
     async def _ask(self, link: Link, journal_after: int) -> tuple[Report, float | None]:
         loop = asyncio.get_running_loop()
         sent = loop.time()
         params = ReportParams(journal_after=journal_after)
-        report = await link.request("report", params, Report, timeout=self.timeout)
+        try:
+            report = await link.request("report", params, Report, timeout=self.timeout)
+        except (RetryError, asyncio.CancelledError):  # also when it takes longer than its node may
+            await self.links.drop(self.node.name, link)
+            raise
         on_its_way = max(loop.time() - sent - report.took, 0.0)
         return report, _skew(report.at, self.clock.now(), on_its_way)
 

@@ -27,10 +27,9 @@ class KeptLinks(Links):
         """As :meth:`to`, whatever is known of the node."""
         return await super().to(node)
 
-    async def lost(self, node: DesiredNode, error: RetryError) -> None:
+    def lost(self, node: DesiredNode, error: RetryError) -> None:
         """The node was tried and can't be reached."""
         self._gone[node.name] = (way_of(node), str(error))
-        await self.drop(node.name)
 
     def found(self, node: str) -> bool:
         """The node answers, or nobody looks after it any more. Whether it was out of reach."""

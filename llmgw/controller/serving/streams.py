@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from random import Random
 
+from llmgw.controller.nodes.transport import Link
 from llmgw.controller.passes.links import way_of
 from llmgw.controller.passes.watch import BEGUN_WITHIN, changes_the_plan
 from llmgw.controller.serving.hints import Hints
@@ -73,6 +74,7 @@ class _Followed:
         self._hints = hints
         self._pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE, rng)
         self._begun = False
+        self._link: Link | None = None  # that the stream goes over; passes use it too
         self._task = asyncio.create_task(self._keep(), name=f"stream {node.name}")
 
     async def end(self) -> None:
@@ -84,7 +86,7 @@ class _Followed:
         while True:
             began = loop.time()
             self.has_agent.clear()
-            self._begun = False
+            self._begun, self._link = False, None
             closed = await self._once()
             if self._begun:
                 self._hints.hint("watch", f"the stream of node {self.node.name} ended")
@@ -99,25 +101,28 @@ class _Followed:
         except NoAgentError:
             if self._links.found(node.name):  # the machine answers: a pass can look at it and set it up
                 self._hints.hint("watch", f"node {node.name} answers, and has no agent")
-            await self._links.drop(node.name)
+            await self._let_go()
         except RetryError as failed:
-            if self._begun:
-                await self._links.drop(node.name)
-            else:
-                await self._links.lost(node, failed)
+            if not self._begun:
+                self._links.lost(node, failed)
+            await self._let_go()
         except (LlmgwError, OSError, CodecError) as failed:
-            await self._links.drop(node.name)
+            await self._let_go()
             log.debug("stream of node %s: %s", node.name, failed)
         except Exception:  # whatever ends one stream must not end the watching
-            await self._links.drop(node.name)
+            await self._let_go()
             log.exception("the stream of node %s broke, and is opened again", node.name)
         else:
             return True
         return False
 
+    async def _let_go(self) -> None:
+        if self._link is not None:
+            await self._links.drop(self.node.name, self._link)
+
     async def _listen(self, node: DesiredNode) -> None:
-        link = await self._links.again(node)
-        events = link.stream("watch", WatchParams(), WatchEvent)
+        self._link = await self._links.again(node)
+        events = self._link.stream("watch", WatchParams(), WatchEvent)
         try:
             await self._begin(node, events)
             async for event in events:

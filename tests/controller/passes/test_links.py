@@ -33,12 +33,31 @@ def test_another_way_in_the_manifest_is_another_connection_and_other_changes_are
     asyncio.run(main())
 
 
+def test_a_late_failure_of_a_dead_connection_leaves_the_one_that_took_its_place_alone() -> None:
+    """Of two that shared one, the first to notice opened another, and the second closed that under a command in flight."""
+
+    async def main() -> None:
+        transport = ScriptedTransport(Script("gpu01"))
+        links = Links(transports(transport))
+        dead = await links.to(node("gpu01"))
+        await links.drop("gpu01", dead)
+        fresh = await links.to(node("gpu01"))
+        await links.drop("gpu01", dead)
+        assert await links.to(node("gpu01")) is fresh
+        assert [link.closed for link in transport.links] == [True, False]
+        await links.drop("gpu01")
+        assert await links.to(node("gpu01")) is not fresh
+        await links.close()
+
+    asyncio.run(main())
+
+
 def test_a_node_known_to_be_out_of_reach_is_not_waited_for_until_somebody_finds_it_or_it_moves() -> None:
     async def main() -> None:
         transport = ScriptedTransport(Script("gpu01"))
         links = KeptLinks(transports(transport))
         there = node("gpu01")
-        await links.lost(there, RetryError("it does not answer"))
+        links.lost(there, RetryError("it does not answer"))
         with pytest.raises(RetryError, match="it does not answer"):
             await links.to(there)
         assert transport.links == []
