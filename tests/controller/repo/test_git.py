@@ -91,6 +91,25 @@ def test_a_call_that_does_not_end_is_ended_with_all_it_started(tmp_path: Path) -
     assert not left
 
 
+def test_a_call_that_is_ended_may_remove_its_locks_before_it_is_killed(tmp_path: Path) -> None:
+    lock = tmp_path / "index.lock"
+    text = f"trap 'rm {lock}; exit 143' TERM; touch {lock}; echo 1% >&2; while :; do sleep 0.05; done"
+    git = Git(GitEnvironment(path=os.environ["PATH"]), binary=script(tmp_path, text))
+
+    async def main() -> None:
+        begun = asyncio.Event()
+        how = How(told=lambda _: begun.set(), tell_every=0)
+        task = asyncio.ensure_future(git.run("any", doing="trying", how=how))
+        async with asyncio.timeout(30):
+            await begun.wait()
+        assert lock.exists()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(main())
+    assert not lock.exists()
+
+
 def test_a_cancelled_call_leaves_no_process(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     git = Git(

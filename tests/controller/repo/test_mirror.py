@@ -194,9 +194,50 @@ def test_an_empty_repository_says_what_is_missing(make_work: Make, objects: Obje
 def test_a_detached_head_asks_for_a_branch(mirror: Mirror, work: Any) -> None:
     work.git("checkout", "--quiet", "--detach")
     with pytest.raises(
-        StalledError, match=r"HEAD names no branch \(a single commit is checked out\).*--branch$"
+        StalledError,
+        match=r"HEAD names no branch that it has .*; these exist: main: choose one with --branch$",
     ):
         asyncio.run(mirror.newest())
+
+
+@pytest.mark.parametrize("default", ["master", "trunk"])
+def test_a_default_branch_that_nobody_pushed_to_is_answered_with_those_that_exist(
+    objects: ObjectStore, make_work: Make, work: Any, default: str
+) -> None:
+    """A bare repository is made for one name, and its first push comes under another."""
+    hub = make_work("hub", branch=default, bare=True)
+    work.git("push", "--quiet", str(hub.path), "main")
+    remote = remote_of(str(hub.path), base=Path("/"))
+    with pytest.raises(
+        StalledError, match=r"its default is another name\); these exist: main: choose one with"
+    ):
+        asyncio.run(Mirror(objects, remote).newest())
+    assert asyncio.run(Mirror(objects, remote, branch="main").newest()) == work.git("rev-parse", "main")
+
+
+def test_only_the_branch_that_is_followed_is_brought(objects: ObjectStore, mirror: Mirror, work: Any) -> None:
+    """A repository of a thousand branches costs no more than one of one."""
+    main = asyncio.run(mirror.newest())
+    work.git("checkout", "--quiet", "-b", "other")
+    other = Commit(work.commit({"manifests/a.yaml": "a: other\n"}))
+    work.git("tag", "v1")
+    work.git("checkout", "--quiet", "main")
+    newer = Commit(work.commit({"manifests/a.yaml": "a: 2\n"}))
+    assert asyncio.run(mirror.newest()) == newer
+    assert asyncio.run(objects.has(main))
+    assert not asyncio.run(objects.has(other))
+
+
+def test_a_host_that_answers_from_an_older_copy_brings_nothing_back(mirror: Mirror, work: Any) -> None:
+    """What was seen newest is still known as newer: the commit that such a host names is an ancestor, and plans refuse those."""
+    first = asyncio.run(mirror.newest())
+    second = Commit(work.commit({"manifests/a.yaml": "a: 2\n"}))
+    assert asyncio.run(mirror.newest()) == second
+    asyncio.run(mirror.keep(second))
+    work.git("reset", "--quiet", "--hard", first)
+    assert asyncio.run(mirror.newest()) == first
+    assert asyncio.run(mirror.is_ancestor(first, second))
+    assert not asyncio.run(mirror.is_ancestor(second, first))
 
 
 def test_a_repository_that_is_not_there_stalls_and_one_out_of_reach_may_come_back(
