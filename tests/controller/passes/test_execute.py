@@ -158,6 +158,24 @@ def test_a_lost_answer_is_asked_for_again_by_the_same_command_id() -> None:
     assert transport.links[0].closed
 
 
+def test_of_two_that_shared_a_connection_the_later_to_lose_it_goes_on_over_the_next_one() -> None:
+    lost = UnknownOutcomeError("the line was lost")
+    gpu01 = Script("gpu01", start=[lost, Accepted()], install=[lost, Accepted()])
+    gpu01.gated.add("install")
+    transport = ScriptedTransport(gpu01)
+
+    async def main() -> Mapping[str, StepResult]:
+        applying = asyncio.ensure_future(running(plan_of(start("s"), install("i")), transport))
+        async with asyncio.timeout(30):
+            while gpu01.methods().count("start") < 2 or len(transport.links) < 2:  # noqa: ASYNC110 - a script tells nobody
+                await asyncio.sleep(0.01)
+        gpu01.gates["install"].set()
+        return await applying
+
+    assert outcomes(asyncio.run(main())) == {"s": DONE, "i": DONE}
+    assert len(transport.links) == 2, "a connection that was in order was closed"
+
+
 def test_an_answer_that_never_comes_is_unknown_and_holds_back_what_follows() -> None:
     gpu01 = Script("gpu01", start=[UnknownOutcomeError("the line was lost")])
     plan = plan_of(start("s", timeout=0.3), step("x", StepKind.STOP, after=("s",)))
