@@ -2,6 +2,7 @@
 every engine that serves HTTP from rank 0."""
 
 from dataclasses import replace
+from functools import lru_cache
 from ipaddress import ip_address
 
 from llmgw.core.adapter import Placed, RankNetwork
@@ -87,6 +88,11 @@ def _secret_names(processes: tuple[Process, ...]) -> tuple[str, ...]:
     return tuple(sorted({name for name, value in every if value == f"${{secret:{name}}}"}))
 
 
+ADDRESSES = 4096
+"""Addresses of which it is kept what they are: each replica of a node asks."""
+
+
+@lru_cache(maxsize=ADDRESSES)
 def _on_an_interface(address: str) -> str | None:
     """The address that must be there; a name is resolved by the engine, and loopback is always there."""
     try:

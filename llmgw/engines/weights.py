@@ -1,5 +1,7 @@
 """How weights get onto a node, the same for every engine: a fetch job named by the digest of the source."""
 
+from functools import lru_cache
+
 from llmgw.model import ids
 from llmgw.model.launch import FetchSpec
 from llmgw.model.manifest import Pip, Source
@@ -8,6 +10,11 @@ HUB_CLIENT = "huggingface_hub==2.4.0"
 """What nodes fetch from a Hugging Face hub with. Not part of a digest: the weights are the same whatever brought them."""
 
 
+SOURCES = 4096
+"""Sources whose digest is kept: a plan asks for it several times for each replica."""
+
+
+@lru_cache(maxsize=SOURCES)
 def weights_digest(source: Source) -> ids.Digest:
     """Names weights by where they come from and what they hash to, so that models with one source share them."""
     if source.pip is not None:

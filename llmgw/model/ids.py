@@ -66,10 +66,13 @@ def parse_shard_id(text: str) -> tuple[ReplicaId, int] | None:
     return ReplicaId(found["replica"]), int(found["rank"])
 
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+"""Made once: ``json.dumps`` makes one for every call that asks for another form than the usual."""
+
+
 def digest(value: Any) -> Digest:
     """SHA-256 of a JSON value in one canonical form: sorted keys, no spaces, UTF-8."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return Digest(hashlib.sha256(text.encode()).hexdigest())
+    return Digest(hashlib.sha256(_CANONICAL.encode(value).encode()).hexdigest())
 
 
 def key_id(secret: bytes) -> str:

@@ -45,6 +45,17 @@ def test_a_node_that_forbids_it_is_turned_down_with_the_rule(
     assert told in only(decision).reason
 
 
+def test_models_of_one_shape_hear_what_each_machine_says_of_them_alone() -> None:
+    """Most nodes are looked at once for a shape; those that have a say are asked for every model, and told in their place."""
+    states = (NodeState("gpu01", facts("gpu01", gpus=0)), ruled("gpu02", engines=("sim",)), ruled("gpu03"))
+    asked = (request(engine="sim"), request(engine="vllm"), request(engine="sim", weights_path="/x"))
+    one = placer(*states, NodeState("gpu04", facts("gpu04")))
+    told = [place(one, each) for each in asked]
+    assert told == [place(placer(*states, NodeState("gpu04", facts("gpu04"))), each) for each in asked]
+    assert [where(each) for each in told] == [["gpu02"], ["gpu03"], ["gpu02"]]
+    assert sorted(each.node for each in told[1].rejections) == ["gpu01", "gpu02", "gpu04"]
+
+
 def test_what_is_allowed_is_placed() -> None:
     finder = placer(ruled("gpu01", engines=("sim", "/opt"), paths=("/data",)))
     assert where(place(finder, request(engine="sim", weights_path="/data/x"))) == ["gpu01"]

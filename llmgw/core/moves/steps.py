@@ -336,7 +336,7 @@ class StepBook:
         if not self.has_commands():
             return ()
         waves = _waves(self._steps)
-        waved = (replace(step, wave=waves[step.id]) for step in self._steps.values())
+        waved = (_in_wave(step, waves[step.id]) for step in self._steps.values())
         return tuple(sorted(waved, key=lambda step: (step.wave, step.kind.value, step.id)))
 
     # ---- jobs ------------------------------------------------------------------------------------------
@@ -396,6 +396,10 @@ def _present(view: NodeView, spec: InstallSpec | FetchSpec) -> bool:
     if isinstance(spec, InstallSpec):
         return any(engine.digest == spec.digest for engine in view.facts.engines)
     return any(weights.digest == spec.digest for weights in view.facts.weights)
+
+
+def _in_wave(step: Step, wave: int) -> Step:
+    return step if step.wave == wave else replace(step, wave=wave)
 
 
 def _waves(steps: Mapping[str, Step]) -> dict[str, int]:

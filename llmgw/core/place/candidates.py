@@ -46,11 +46,17 @@ class Request:
         return self.rules.spread == "node"
 
     @property
+    def shape_key(self) -> tuple[object, ...]:
+        """Equal for requests that have the same candidates among nodes that are not :func:`particular`."""
+        labels = tuple(sorted(self.rules.labels.items()))
+        gang = (self.nodes > 1, self.network, self.alike)
+        return (self.rules.pool, labels, self.rules.nodes, self.gpus, self.need, gang)
+
+    @property
     def rules_key(self) -> tuple[object, ...]:
         """Equal for requests that have the same candidates."""
-        labels = (self.nodes > 1, self.network, self.alike, *sorted(self.rules.labels.items()))
         runs = (self.engine, self.engine_path, self.programs, self.weights_path, self.adapter_paths)
-        return (self.rules.pool, labels, self.rules.nodes, self.gpus, self.need, self.reads, *runs)
+        return (self.shape_key, self.reads, *runs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,20 +68,45 @@ class Candidates:
     rejections: tuple[Rejection, ...]
 
 
-def candidates(request: Request, ledgers: Iterable[NodeLedger]) -> Candidates:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What a look at some nodes found, in their order: those that may take it, and those that may not."""
+
+    allowed: tuple[NodeLedger, ...]
+    refused: tuple[tuple[int, Rejection], ...]
+
+
+def particular(ledger: NodeLedger) -> bool:
+    """Whether the machine itself has a say in which models it takes: by its own people's policy, or as their weights are broken
+    there. All others only ask for a model's shape, which many models share."""
+    facts = ledger.view.facts
+    return bool(ledger.view.bad_weights) or (facts is not None and facts.policy is not None)
+
+
+def look(request: Request, ledgers: Iterable[NodeLedger]) -> Look:
     allowed, refused = [], []
     named = frozenset(request.rules.nodes)
     for ledger in ledgers:
         if ledger.view.desired is None:
             continue
         if rejection := _against_rules(request, ledger, named):
-            refused.append(rejection)
+            refused.append((ledger.order, rejection))
         else:
             allowed.append(ledger)
+    return Look(allowed=tuple(allowed), refused=tuple(refused))
+
+
+def candidates(*looks: Look) -> Candidates:
+    """What the looks at the parts of a fleet found, as one."""
+    nodes = [ledger for each in looks for ledger in each.allowed]
+    refused = [each for found in looks for each in found.refused]
+    if len(looks) > 1:
+        nodes.sort(key=lambda ledger: ledger.order)
+        refused.sort(key=lambda each: each[0])
     return Candidates(
-        nodes=tuple(allowed),
-        allowed=frozenset(ledger.order for ledger in allowed),
-        rejections=merge(refused),
+        nodes=tuple(nodes),
+        allowed=frozenset(ledger.order for ledger in nodes),
+        rejections=merge(rejection for _, rejection in refused),
     )
 
 
@@ -201,15 +232,15 @@ def _mixed(request: Request, ledger: NodeLedger) -> str:
 
 def _by_numbers(request: Request, rest: list[NodeLedger], *, first: str) -> tuple[Rejection, ...]:
     """Without asking each node closely: what its counters say is enough to be told together."""
-    groups: dict[tuple[bool, int], list[str]] = {}
+    groups: dict[int, list[str]] = {}
     least = request.gpus.per_node if request.gpus.share is None else 0
     whole = bool(least)
     for ledger in rest:
-        room = ledger.free_whole >= least
-        groups.setdefault((room, ledger.free_whole if whole else 0), []).append(ledger.view.name)
+        groups.setdefault(ledger.free_whole if whole else 0, []).append(ledger.view.name)
     need = need_text(request.gpus, request.need, rest[0].gpus if rest else ())
     found = []
-    for (room, free), nodes in sorted(groups.items()):
+    for free, nodes in sorted(groups.items()):
+        room = free >= least
         have = f"{free} free on each" if whole else ""
         if room and first:
             found.append(Rejection(node=names(nodes), reason=_second_best(first), have=have))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from ipaddress import ip_address
 
 from llmgw.core.amounts import names, plural
@@ -96,6 +97,11 @@ def _of_kind(request: Request, kind: Kind) -> Request:
     return replace(request, gpus=replace(request.gpus, gpu_class=kind.gpu_class))
 
 
+ADDRESSES = 4096
+"""Addresses of which it is kept what they are: a plan asks again for each replica of several GPUs."""
+
+
+@lru_cache(maxsize=ADDRESSES)
 def _is_loopback(address: str) -> bool:
     try:
         return ip_address(address).is_loopback

@@ -6,12 +6,21 @@ name, so that the same question gets the same answer. What is placed stays where
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmgw.core.amounts import names, plural
 from llmgw.core.fabric import choice
-from llmgw.core.place.candidates import LOOK_CLOSELY, Candidates, Request, candidates, turned_down
+from llmgw.core.place.candidates import (
+    LOOK_CLOSELY,
+    Candidates,
+    Look,
+    Request,
+    candidates,
+    look,
+    particular,
+    turned_down,
+)
 from llmgw.core.place.claims import NodeLedger, rank_claims
 from llmgw.core.place.clearing import Question, Tenant, clear
 from llmgw.core.place.fitting import NOBODY, Fit, fit
@@ -34,6 +43,9 @@ class Placer:
     _weights: dict[str, set[int]] = field(default_factory=dict)
     _leaving: set[str] = field(default_factory=set)
     _candidates: dict[tuple[object, ...], Candidates] = field(default_factory=dict)
+    _looks: dict[tuple[object, ...], tuple[Look, Candidates]] = field(default_factory=dict)
+    _particular: list[NodeLedger] = field(default_factory=list)
+    _plain: list[NodeLedger] = field(default_factory=list)
     _told: dict[str, tuple[Rejection, ...]] = field(default_factory=dict)
     _hopeless: dict[tuple[object, ...], Decision] = field(default_factory=dict)
     _crowded: set[tuple[object, ...]] = field(default_factory=set)
@@ -41,6 +53,7 @@ class Placer:
     def __post_init__(self) -> None:
         self._order = sorted(self.ledgers.values(), key=lambda ledger: ledger.order)
         for ledger in self._order:
+            (self._particular if particular(ledger) else self._plain).append(ledger)
             self._by_free.setdefault(ledger.free_whole, []).append(ledger.order)
             for weights in ledger.view.facts.weights if ledger.view.facts else ():
                 self._weights.setdefault(weights.digest, set()).add(ledger.order)
@@ -170,10 +183,19 @@ class Placer:
             insort(self._by_free.setdefault(ledger.free_whole, []), ledger.order)
 
     def _among(self, request: Request) -> Candidates:
+        """Found once for all replicas that ask alike, and on most nodes for all models of one shape."""
         key = request.rules_key
         if key not in self._candidates:
-            self._candidates[key] = candidates(request, self._order)
+            self._candidates[key] = self._looked(request)
         return self._candidates[key]
+
+    def _looked(self, request: Request) -> Candidates:
+        shape = request.shape_key
+        if shape not in self._looks:
+            plain = look(request, self._plain)
+            self._looks[shape] = (plain, candidates(plain))
+        plain, alone = self._looks[shape]
+        return candidates(plain, look(request, self._particular)) if self._particular else alone
 
     def _choose(
         self,
@@ -212,11 +234,13 @@ class Placer:
         if not request.gpus.per_node:
             yield from self._on_cpu(request, allowed)
             return
-        shared: list[int] = []
+        shared: Collection[int] = ()
         if request.gpus.share is not None:
             # Nodes whose GPUs are shared already come first: whole ones stay free for those that need them.
             share = request.gpus.share
-            shared = [ledger.order for ledger in among.nodes if ledger.shared and ledger.share_room >= share]
+            shared = {
+                ledger.order: None for ledger in among.nodes if ledger.shared and ledger.share_room >= share
+            }
             yield from shared
         least = request.gpus.per_node if request.gpus.share is None else 0
         holders = self._weights.get(request.weights or "", set()) & allowed
@@ -224,10 +248,10 @@ class Placer:
             if free < least:
                 continue
             bucket = tuple(self._by_free[free])
-            first = [order for order in bucket if order in holders] if holders else []
-            yield from first
+            if holders:
+                yield from (order for order in bucket if order in holders)
             for order in bucket:
-                if order in allowed and order not in first and order not in shared:
+                if order in allowed and order not in holders and order not in shared:
                     yield order
 
     def _on_cpu(self, request: Request, allowed: frozenset[int]) -> Iterable[int]:
