@@ -9,7 +9,7 @@ from typing import Protocol
 
 from llmgw.model.ids import Commit
 from llmgw.model.plan import Plan
-from llmgw.model.problems import StaleError
+from llmgw.model.problems import StaleError, StalledError
 from llmgw.model.record import Record
 
 
@@ -36,7 +36,7 @@ class HistoryEntry:
 
 class RecordStore(Protocol):
     async def read(self) -> Stored:
-        """The newest record. Raises StalledError when there is one that can't be read: a broken record must
+        """The newest record. Raises RecordError when there is one that can't be read: a broken record must
         never look like an empty one; RetryError when the repository does not answer."""
         ...
 
@@ -46,12 +46,16 @@ class RecordStore(Protocol):
         """Compare-and-swap: becomes the newest record only if ``after`` still is the newest version.
 
         ``plan`` is kept beside an intent and dropped by the outcome. Raises :class:`LostRaceError` when somebody else
-        wrote, UnknownOutcomeError or RetryError when the repository can't be reached, StalledError when it refuses."""
+        wrote, UnknownOutcomeError or RetryError when the repository can't be reached, RecordError when it refuses."""
         ...
 
     async def history(self, limit: int = 50) -> tuple[HistoryEntry, ...]:
         """Newest first."""
         ...
+
+
+class RecordError(StalledError):
+    """The record can't be read, or not be written: no commit can be applied until somebody has mended that."""
 
 
 class LostRaceError(StaleError):

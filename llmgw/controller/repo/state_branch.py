@@ -15,7 +15,7 @@ from llmgw.controller.repo import layout
 from llmgw.controller.repo.failures import FailureKind, GitError, explained, kind_of
 from llmgw.controller.repo.git import How, Said
 from llmgw.controller.repo.objects import ObjectStore
-from llmgw.controller.repo.records import HistoryEntry, LostRaceError, Stored, entry_of
+from llmgw.controller.repo.records import HistoryEntry, LostRaceError, RecordError, Stored, entry_of
 from llmgw.controller.repo.refs import branch_ref, commit_id, is_commit
 from llmgw.controller.repo.remote import Remote
 from llmgw.model.ids import Commit
@@ -77,13 +77,13 @@ class GitRecordStore:
             version = await self._write(kept, after, message)
         except GitError as wrong:
             if wrong.kind not in {FailureKind.CORRUPT, FailureKind.NO_OBJECT}:
-                raise explained(wrong) from wrong
+                raise _unwritten(wrong) from wrong
             await self._objects.rebuild(wrong.said)
             await self.tip()  # brings the branch here even if this process has only ever written
             try:
                 version = await self._write(kept, after, message)
             except GitError as again:
-                raise explained(again) from again
+                raise _unwritten(again) from again
         self._known = _Known(version=version, kept=kept)
         return version
 
@@ -132,15 +132,15 @@ class GitRecordStore:
         try:
             return layout.read(files)
         except layout.NewerFormatError as newer:
-            raise StalledError(
+            raise RecordError(
                 f"reading the record at {version[:12]} on {self.place}: {newer}: upgrade llmgw here"
             ) from newer
         except layout.LayoutError as broken:
             raise UnreadableRecordError(self._unreadable(version, broken)) from broken
 
-    def _gone(self, known: _Known) -> StalledError:
+    def _gone(self, known: _Known) -> RecordError:
         """A branch that was there a moment ago is no new fleet: nodes that have no agent yet would become another fleet's."""
-        return StalledError(
+        return RecordError(
             f"reading the record on {self.place}: the branch is gone, and it held serial {known.kept.record.serial}: nothing is "
             f"changed; push it back (git --git-dir={self._objects.path} push {self._remote} {known.version}:{self._ref}), or "
             "rebuild it from the agents with llmgw recover"
@@ -161,7 +161,7 @@ class GitRecordStore:
             if entry.kind == "blob" and layout.is_ours(entry.path)
         }
         if len(ours) > layout.MAX_FILES:
-            raise StalledError(
+            raise RecordError(
                 f"reading the record at {version[:12]} on {self.place}: {len(ours)} files, at most {layout.MAX_FILES} "
                 "are read: this is no record of llmgw's"
             )
@@ -207,7 +207,7 @@ class GitRecordStore:
         )
         made = said.text.strip()
         if not is_commit(made):
-            raise StalledError(
+            raise RecordError(
                 f"writing the record for {self.place}: git answers {made!r:.80} instead of a commit"
             )
         return Commit(made)
@@ -259,15 +259,28 @@ class GitRecordStore:
             raise self._lost() from problem
         raise self._typed(problem) from problem
 
-    def _typed(self, problem: GitError) -> RetryError | StalledError | LostRaceError:
-        return self._lost() if problem.kind is FailureKind.LOST_RACE else explained(problem)
+    def _typed(self, problem: GitError) -> RetryError | RecordError | LostRaceError:
+        if problem.kind is FailureKind.LOST_RACE:
+            return self._lost()
+        if problem.kind is FailureKind.DENIED:
+            return RecordError(
+                f"pushing the record: this controller may not write {self.place}: {problem.said}: give its key (gitIdentity) or its "
+                "token (token) the right to push there, or name another repository for the record with stateRepo"
+            )
+        return _unwritten(problem)
 
     def _lost(self) -> LostRaceError:
         return LostRaceError(f"pushing the record to {self.place}: somebody else wrote it first: plan again")
 
 
-class UnreadableRecordError(StalledError):
+class UnreadableRecordError(RecordError):
     """There is a record and it can't be read: never the same as none."""
+
+
+def _unwritten(wrong: GitError) -> RetryError | RecordError:
+    """Like :func:`explained`."""
+    told = explained(wrong)
+    return RecordError(str(told)) if isinstance(told, StalledError) else told
 
 
 def _refusal(said: Said) -> GitError | None:

@@ -22,7 +22,7 @@ from llmgw.controller.passes.settle import Settled, next_look, settle
 from llmgw.controller.passes.story import lower, sentence
 from llmgw.controller.passes.values import PassRequest, PassResult
 from llmgw.controller.passes.verdict import Verdict, verdict
-from llmgw.controller.repo.records import Stored
+from llmgw.controller.repo.records import RecordError, Stored
 from llmgw.controller.serving.snapshot import ERROR, HELD, INVALID, NOTHING, LastPass
 from llmgw.core.amounts import plural
 from llmgw.model import exitcode
@@ -132,6 +132,8 @@ class Attempts:
             head, read = await self._ground(cause)
             try:
                 settled = await self._pass(cause, head, halt, progress, read=read)
+            except RecordError:
+                raise  # it would be so with any commit
             except (InvalidError, StalledError) as refused:
                 return await self._kept_up(cause, head, refused, halt, progress)
             return self._ended(cause, settled)

@@ -7,7 +7,10 @@ from urllib.parse import quote
 
 from llmgw.controller.serving.configuration import Forge
 
-State = Literal["pending", "success", "failure", "superseded"]
+State = Literal["pending", "success", "failure", "error", "superseded"]
+"""``failure``: it can't be applied as it is written, or could not be carried out; ``error``: no pass could be made, whatever the
+commit says."""
+_GITLAB = {"failure": "failed", "error": "failed", "pending": "running", "superseded": "canceled"}
 DESCRIPTION = 140
 """Characters: what GitHub takes; the others take more."""
 BASES: Mapping[Forge, str] = {"github": "https://api.github.com", "gitlab": "https://gitlab.com/api/v4"}
@@ -43,13 +46,15 @@ def request(
     description = shortened(told.description)
     if forge == "gitlab":
         link = {"target_url": target_url} if target_url else {}
-        state = {"failure": "failed", "pending": "running", "superseded": "canceled"}.get(
-            told.state, told.state
-        )
         return Request(
             url=f"{api.rstrip('/')}/projects/{quote(repository, safe='')}/statuses/{told.commit}",
             headers={"PRIVATE-TOKEN": token},
-            body={"state": state, "name": context, "description": description, **link},
+            body={
+                "state": _GITLAB.get(told.state, told.state),
+                "name": context,
+                "description": description,
+                **link,
+            },
         )
     owner, _, name = repository.rpartition("/")
     place = f"{quote(owner.rpartition('/')[2], safe='')}/{quote(name, safe='')}"

@@ -20,7 +20,7 @@ from llmgw.clock import Clock
 from llmgw.controller.passes.saved import write_private
 from llmgw.controller.serving.access import Lookup, named
 from llmgw.controller.serving.configuration import CommitStatus, Notices, Post
-from llmgw.controller.serving.forges import BASES, CommitState, request
+from llmgw.controller.serving.forges import BASES, CommitState, State, request
 from llmgw.controller.serving.posting import Letter, Postbox, Sendable
 from llmgw.controller.serving.snapshot import (
     ERROR,
@@ -217,7 +217,8 @@ class _Statuses:
             return
         elif last.code not in (DONE, CHANGES):
             text = next(iter(last.errors), last.sentence)
-            self._tell(CommitState(commit=commit, state="failure", description=text))
+            state: State = "error" if last.ended == ERROR else "failure"
+            self._tell(CommitState(commit=commit, state=state, description=text))
         elif settled:
             self._tell(CommitState(commit=commit, state="success", description=last.sentence))
         else:

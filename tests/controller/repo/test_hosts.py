@@ -17,6 +17,7 @@ from llmgw.controller.repo.access import Access, Pins, https_host
 from llmgw.controller.repo.git import Git, GitEnvironment, How
 from llmgw.controller.repo.mirror import Mirror
 from llmgw.controller.repo.objects import ObjectStore
+from llmgw.controller.repo.records import RecordError
 from llmgw.controller.repo.remote import remote_of
 from llmgw.controller.repo.state_branch import GitRecordStore
 from llmgw.model.ids import FleetId
@@ -320,7 +321,7 @@ def test_a_key_that_may_only_read_says_what_it_lacks(
     mirror, store = open_repository(ssh.url(), by_key(ssh, tmp_path))
     commit = asyncio.run(mirror.newest())
     with pytest.raises(
-        StalledError, match=r"denied to this deploy key.*\(gitIdentity\).*write for the state branch"
+        RecordError, match=r"may not write llmgw/state of ssh://.*denied to this deploy key.*\(gitIdentity\)"
     ):
         asyncio.run(store.write(record(), after=None, message="A pass\n"))
     assert asyncio.run(mirror.newest()) == commit

@@ -16,7 +16,7 @@ import pytest
 
 from llmgw.clock import FakeClock
 from llmgw.controller.repo.objects import ObjectStore
-from llmgw.controller.repo.records import LostRaceError
+from llmgw.controller.repo.records import LostRaceError, RecordError
 from llmgw.controller.repo.remote import remote_of
 from llmgw.controller.repo.state_branch import GitRecordStore
 from llmgw.model.ids import Commit, FleetId
@@ -185,7 +185,8 @@ def test_a_branch_that_is_not_llmgws_is_not_touched(make_objects: Make, work: An
 def test_a_refused_push_says_what_to_do_and_changes_nothing(store: GitRecordStore, work: Any) -> None:
     first = write(store, record(1))
     hook(work, "pre-receive", "#!/bin/sh\necho 'this branch is protected' >&2\nexit 1\n")
-    with pytest.raises(StalledError, match=r"pre-receive hook declined.*stateRepo"):
+    refused = rf"this controller may not write {STATE} of .*pre-receive hook declined.*stateRepo"
+    with pytest.raises(RecordError, match=refused):
         write(store, record(2), first)
     assert work.git("rev-parse", STATE) == first
     assert asyncio.run(store.read()).record == record(1)

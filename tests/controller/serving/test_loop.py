@@ -8,13 +8,23 @@ import pytest
 
 from llmgw.controller.nodes.transport import Link
 from llmgw.controller.passes import observe
-from llmgw.controller.repo.records import MemoryRecordStore, Stored
+from llmgw.controller.repo.records import MemoryRecordStore, RecordError, Stored
 from llmgw.controller.serving.loop import LONGEST_PAUSE, STOP_WITHIN
-from llmgw.controller.serving.snapshot import HELD, INVALID, NOTHING, Event, HeadMoved, PassBegan, PassEnded
+from llmgw.controller.serving.snapshot import (
+    ERROR,
+    HELD,
+    INVALID,
+    NOTHING,
+    Event,
+    HeadMoved,
+    PassBegan,
+    PassEnded,
+)
 from llmgw.model.desired import DesiredNode
 from llmgw.model.ids import Commit
+from llmgw.model.plan import Plan
 from llmgw.model.problems import HeldError
-from llmgw.model.record import Outcome
+from llmgw.model.record import Outcome, Record
 from tests.controller.passes.pretend import Model, PretendAgent, World
 from tests.controller.serving.looped import RESYNC, Looped, Moody, looped, looping, run, unreachable
 
@@ -206,6 +216,41 @@ def test_a_commit_that_is_pushed_a_while_after_it_was_made_is_applied_soon_after
             it.branch.is_pushed = True
             await it.until(lambda: "embed" in serving(it), within=35)
             assert [event.commit for event in it.refusals] == [new]
+
+    run(main())
+
+
+class _Denied(MemoryRecordStore):
+    """A state branch that the controller may not write any more."""
+
+    denied = False
+
+    async def write(
+        self, record: Record, *, after: Commit | None, message: str, plan: Plan | None = None
+    ) -> Commit:
+        if self.denied:
+            raise RecordError("pushing the record: this controller may not write llmgw/state")
+        return await super().write(record, after=after, message=message, plan=plan)
+
+
+def test_a_record_that_may_not_be_written_is_the_fault_of_no_commit() -> None:
+    async def main() -> None:
+        world, store = World(), _Denied()
+        world.store = store
+        branch = Moody(("gpu01",), Model())
+        world.branch = branch
+        it = Looped(world, branch)
+        async with looping(it):
+            await it.rests()
+            store.denied = True
+            new = it.push(Model(), Model(name="embed"))
+            await it.until(lambda: it.passes[-1].ended == ERROR)
+            last = it.passes[-1]
+            assert (last.commit, last.code) == (new, 1)
+            assert last.errors == ("pushing the record: this controller may not write llmgw/state",)
+            assert not it.refusals
+            store.denied = False
+            await it.until(lambda: it.passes[-1].ended == "accepted", within=LONGEST_PAUSE)
 
     run(main())
 

@@ -144,6 +144,17 @@ def test_a_commit_that_can_not_be_applied_is_shown_as_such(tmp_path: Path) -> No
     run(test)
 
 
+def test_a_pass_that_no_commit_could_have_is_shown_as_an_error_and_no_failure(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with hearer() as hears, at_work(tmp_path, hears, status_at(hears)) as (teller, _):
+            told = ("pushing the record: this controller may not write llmgw/state",)
+            teller.told(ended(ended="error", code=1, errors=told))
+            heard = (await hears.until(lambda all_: len(all_) > 0))[0]
+            assert (heard.body["state"], heard.body["description"]) == ("error", told[0])
+
+    run(test)
+
+
 def test_each_forge_gets_its_own_form() -> None:
     told = CommitState(commit=COMMIT, state="failure", description="two\nlines " + "x" * 200)
     for forge in ("gitea", "forgejo"):
@@ -176,6 +187,8 @@ def test_each_forge_gets_its_own_form() -> None:
         "gitlab", replace(told, state="pending"), api="x", repository="a/b", context="c", token="t"
     )
     assert running.body["state"] == "running"
+    error = request("gitlab", replace(told, state="error"), api="x", repository="a/b", context="c", token="t")
+    assert error.body["state"] == "failed", "GitLab has no other word"
     assert "PRIVATE-TOKEN" not in repr(lab), "the token shows in no traceback"
     assert len(shortened("ä" * 500)) == 140
     assert shortened("a\n  b") == "a b"
