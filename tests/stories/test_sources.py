@@ -89,12 +89,23 @@ def test_only_commits_that_are_signed_by_somebody_let_in_are_used(stage: Stage, 
     assert {it.pid for it in stage.engines()} == engines
     assert first[:10] in team.llmgw("status"), "what runs can be looked at whatever was pushed"
 
+
+def test_a_force_push_is_followed_and_told_but_not_back_to_an_older_commit(stage: Stage, team: Team) -> None:
+    first = team.push("Serve chat", by="ann", node=node(stage), chat=model())
+    team.llmgw("apply", "--yes")
     stage.git("update-ref", "-d", "HEAD")
     rewritten = team.push("Two of them", by="ann", chat=model(replicas=2))
     assert f"commit {rewritten[:12]} does not come after {first[:12]}" in team.llmgw("apply", "--yes")
     assert len(stage.engines()) == 2
     assert team.trailers()["Llmgw-Diverged-From"] == first
     assert f"(history diverged from {first[:10]})" in team.llmgw("history")
+
+    team.push("Three of them", by="ann", chat=model(replicas=3))
+    team.llmgw("apply", "--yes")
+    stage.git("push", "--quiet", "--force", "origin", f"{rewritten}:main")
+    assert "--allow-rollback" in team.llmgw("apply", "--yes", expect=1)
+    assert len(stage.engines()) == 3, "a host that answers from an older copy does the same"
+    assert f"commit {rewritten[:10]}" in team.llmgw("plan", "--allow-rollback")
 
 
 def test_while_the_host_is_away_a_commit_can_be_planned_and_nothing_is_risked(

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.controller.repo.test_locks import other_process
 from tests.stories.stage import Stage, gpu_node, model, node, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -48,6 +49,19 @@ def test_of_two_applies_at_once_one_works_and_the_other_names_it(stage: Stage) -
     assert first.returncode == 0, err
     assert len(stage.engines()) == 1
     stage.golden("two-at-once")
+
+
+def test_who_only_looks_does_not_wait_for_who_applies(stage: Stage) -> None:
+    """A check that an apply itself has started must not wait for that apply."""
+    stage.commit("Serve chat", node=node(stage), chat=model())
+    assert stage.llmgw("apply", "--yes", golden=False).code == 0
+    applying = other_process(stage.folder / "state" / "apply.lock")
+    try:
+        for words in (["plan"], ["status"], ["history"], ["endpoints"], ["why", "model/chat"], ["validate"]):
+            assert stage.llmgw(*words, golden=False).code == 0, words
+        assert stage.llmgw("apply", "--yes", golden=False).code == 4
+    finally:
+        applying.communicate("")
 
 
 def test_a_saved_plan_is_exact_fresh_and_used_once(stage: Stage) -> None:
