@@ -137,8 +137,30 @@ def test_people_may_name_a_commit_by_id_branch_or_tag(mirror: Mirror, work: Any)
         (other[:10], other),
         (other, other),
         ("main", first),
+        ("refs/heads/main", first),
+        ("refs/tags/v1", first),
+        ("feature/x~1", first),
+        ("feature/x^", first),
+        (f"{other[:10]}^1~0", first),
+        ("HEAD", other),
+        ("@~1", first),
     ):
         assert asyncio.run(mirror.commit(name)) == commit, name
+
+
+def test_head_is_the_branch_that_is_followed_whatever_is_checked_out(objects: ObjectStore, work: Any) -> None:
+    main = work.git("rev-parse", "HEAD")
+    work.git("checkout", "--quiet", "-b", "feature")
+    work.commit({"manifests/a.yaml": "a: other\n"})
+    following = Mirror(objects, remote_of(str(work.path), base=work.path), branch="main")
+    assert asyncio.run(following.commit("HEAD")) == main
+
+
+def test_steps_behind_the_first_commit_lead_nowhere(mirror: Mirror) -> None:
+    with pytest.raises(
+        StalledError, match=r"looking for main~7 in .*: main is [0-9a-f]{12}, which has no ~7"
+    ):
+        asyncio.run(mirror.commit("main~7"))
 
 
 def test_a_short_id_is_found_without_having_fetched_its_branch(mirror: Mirror, work: Any) -> None:
@@ -149,7 +171,8 @@ def test_a_short_id_is_found_without_having_fetched_its_branch(mirror: Mirror, w
 
 
 @pytest.mark.parametrize(
-    "name", ["--all", "no-such-branch", "0" * 40, "abcdef1", "main:manifests", "HEAD~1", ""]
+    "name",
+    ["--all", "no-such-branch", "0" * 40, "abcdef1", "main:manifests", "HEAD~1~", "", "main..x", "main@{1}"],
 )
 def test_what_names_no_commit_is_refused_with_its_name(mirror: Mirror, name: str) -> None:
     asyncio.run(mirror.newest())
@@ -450,9 +473,11 @@ def test_locks_of_a_killed_git_do_not_stop_the_next(mirror: Mirror, work: Any) -
     ]
     for lock in left:
         lock.write_text("")
+    identity = mirror.objects.path.stat().st_ino
     commit = work.commit({"manifests/a.yaml": "a: 2\n"})
     assert asyncio.run(mirror.newest()) == commit
     assert not any(lock.exists() for lock in left)
+    assert mirror.objects.path.stat().st_ino == identity, "the mirror was thrown away for a file of no bytes"
 
 
 def damage_an_object(repository: Path) -> None:
