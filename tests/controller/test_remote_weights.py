@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from llmgw.controller.weights.cache import Cache
-from llmgw.controller.weights.remote import FIRST, RemoteWeights, Wanted
+from llmgw.controller.weights.headers import FIRST
+from llmgw.controller.weights.remote import RemoteWeights, Wanted
 from llmgw.model.manifest import FromEnv, Source
 from llmgw.model.weights import MAX_CONFIG, Inspection
 from tests.sim.loop import VirtualLoop, run

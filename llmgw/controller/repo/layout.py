@@ -10,12 +10,10 @@ plan.json                           the plan of a pass that has begun and has no
 ==================================  =====================================================================
 """
 
-import gc
 import json
 import marshal
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, TypeVar
 
@@ -185,41 +183,40 @@ def read(files: Mapping[str, bytes]) -> Kept:
     """Raises LayoutError naming the file that can't be read, NewerFormatError for a record of a newer llmgw."""
     if HEAD not in files:
         raise LayoutError(HEAD, "it is missing")
-    with _without_collector():
-        head = _head(files[HEAD])
-        specs = _Shared()
-        replicas = [
-            _replica(path, data, specs) for path, data in sorted(files.items()) if path.startswith(REPLICAS)
-        ]
-        nodes = [
-            _structured(NodeRecord, path, _json(path, data))
-            for path, data in sorted(files.items())
-            if path.startswith(NODES)
-        ]
-        _check_names(files, replicas, nodes)
-        plan = _structured(Plan, PLAN, _json(PLAN, files[PLAN])) if PLAN in files else None
-        sizes = _sizes(files)
-        record = Record(
-            fleet=head.fleet,
-            serial=head.serial,
-            commit=head.commit,
-            partial=head.partial,
-            key_id=head.key_id,
-            tool_version=head.tool_version,
-            models=head.models,
-            numbers=head.numbers,
-            replicas={replica.id: replica for replica in replicas},
-            nodes={node.name: node for node in nodes},
-            endpoints=_endpoints(files),
-            weights=sizes.weights,
-            measured=sizes.measured,
-            last_pass=head.last_pass,
-            given_up=head.given_up,
-            forgotten=head.forgotten,
-            setbacks=head.setbacks,
-            spent_plans=head.spent_plans,
-            builds=head.builds,
-        )
+    head = _head(files[HEAD])
+    specs = _Shared()
+    replicas = [
+        _replica(path, data, specs) for path, data in sorted(files.items()) if path.startswith(REPLICAS)
+    ]
+    nodes = [
+        _structured(NodeRecord, path, _json(path, data))
+        for path, data in sorted(files.items())
+        if path.startswith(NODES)
+    ]
+    _check_names(files, replicas, nodes)
+    plan = _structured(Plan, PLAN, _json(PLAN, files[PLAN])) if PLAN in files else None
+    sizes = _sizes(files)
+    record = Record(
+        fleet=head.fleet,
+        serial=head.serial,
+        commit=head.commit,
+        partial=head.partial,
+        key_id=head.key_id,
+        tool_version=head.tool_version,
+        models=head.models,
+        numbers=head.numbers,
+        replicas={replica.id: replica for replica in replicas},
+        nodes={node.name: node for node in nodes},
+        endpoints=_endpoints(files),
+        weights=sizes.weights,
+        measured=sizes.measured,
+        last_pass=head.last_pass,
+        given_up=head.given_up,
+        forgotten=head.forgotten,
+        setbacks=head.setbacks,
+        spent_plans=head.spent_plans,
+        builds=head.builds,
+    )
     return Kept(record=record, plan=plan)
 
 
@@ -296,15 +293,3 @@ def _check_names(
     for path in files:
         if path.startswith((REPLICAS, NODES)) and path not in expected:
             raise LayoutError(path, "the name inside is not the file's")
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Thousands of values that all stay alive: looking for garbage among them doubles the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
