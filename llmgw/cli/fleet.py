@@ -44,7 +44,8 @@ def _wishes(command: Command) -> Command:
     for option in (
         click.option(
             "--commit",
-            help="Plan this branch, tag or commit. [default: the branch's newest] `plan` takes A..B too: what B changes against A.",
+            help="Plan this branch, tag, commit, HEAD (the newest of the branch that is followed), or one behind any of them (main~2). "
+            "[default: HEAD] `plan --offline` takes A..B too: what B changes against A, whichever is newer.",
         ),
         click.option("--allow-rollback", is_flag=True, help="Go back behind the commit applied last."),
         click.option(
@@ -183,15 +184,11 @@ async def _wish(
     """``allowed``: what the flags of a wish's own names say."""
     if commit is not None and worktree:
         raise click.UsageError("--commit and --worktree name two different things to plan: give one of them")
-    before, between, after = (commit or "").rpartition("..")
-    if between and not offline:
-        raise click.UsageError(
-            "--commit A..B compares two commits, which needs no node: llmgw plan --offline --commit A..B"
-        )
+    since, meant = _ends(commit, offline=offline)
     source = opened.fleet.source
     return Wish(
-        commit=await source.commit(after) if after else None,
-        since=await source.commit(before) if before else None,
+        commit=await source.commit(meant) if meant else None,
+        since=await source.commit(since) if since else None,
         worktree=opened.worktree if worktree else None,
         offline=offline,
         targets=tuple(dict.fromkeys(targets)),
@@ -199,6 +196,20 @@ async def _wish(
         override=" ".join(override.split()),
         **allowed,
     )
+
+
+def _ends(commit: str | None, *, offline: bool) -> tuple[str | None, str | None]:
+    """What is taken for applied, and what is planned. An end that is left out is HEAD, as with git."""
+    before, between, after = (commit or "").partition("..")
+    if not between:
+        return None, commit or None
+    if after.startswith("."):
+        raise click.UsageError(f"--commit A...B is no comparison of two commits: write A..B, got {commit}")
+    if not offline:
+        raise click.UsageError(
+            "--commit A..B compares two commits, which needs no node: llmgw plan --offline --commit A..B"
+        )
+    return before or "HEAD", after or "HEAD"
 
 
 UNCOMMITTED_SHOWN = 3

@@ -167,6 +167,12 @@ def test_what_a_change_would_do_is_told_between_any_two_commits(stage: Stage) ->
     assert "chat" not in ran.out
     same = stage.llmgw("plan", "--offline", "--commit", "after..after", "--detailed-exitcode", golden=False)
     assert same.code == 0, same.out
+    stage.say("and back")
+    back = stage.llmgw("plan", "--offline", "--commit", "after..HEAD~2")
+    assert "scaled-down" in back.out
+    assert stage.llmgw("plan", "--offline", "--commit", "..before", golden=False).code == 0
     assert stage.llmgw("plan", "--commit", "before..after").code == 64
+    assert stage.llmgw("plan", "--offline", "--commit", "before...after").code == 64
+    assert stage.llmgw("plan", "--offline", "--commit", "before..origin/main").code == 1
     assert stage.llmgw("apply", "--yes", "--commit", "before..after", golden=False).code == 64
     stage.golden("between-commits")

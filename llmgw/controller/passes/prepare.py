@@ -177,7 +177,7 @@ async def plan_again(
     key = planning_key(fleet, record)
     options = PlanOptions(
         allow_prune=wish.allow_prune,
-        allow_rollback=wish.allow_rollback,
+        allow_rollback=wish.allow_rollback or wish.since is not None,
         allow_unknown_size=wish.allow_unknown_size,
         prune_unrecorded=wish.prune_unrecorded,
         strict_ancestor=goes_back,

@@ -10,7 +10,7 @@ from llmgw.controller.repo.answers import Entry
 from llmgw.controller.repo.failures import GitError, explained
 from llmgw.controller.repo.git import How
 from llmgw.controller.repo.objects import ObjectStore
-from llmgw.controller.repo.refs import branch_ref, commit_id, is_ref_name, repository_path
+from llmgw.controller.repo.refs import branch_ref, commit_id, is_ref_name, repository_path, steps_back
 from llmgw.controller.repo.remote import Remote
 from llmgw.manifests import paths
 from llmgw.model.ids import Commit
@@ -24,6 +24,8 @@ _BLOBS = {"100644", "100755", "100664"}
 _LINK = "120000"
 _SUBMODULE = "160000"
 _SHORTEST = 4  # digits of an abbreviated commit id
+_FOLLOWED = frozenset({"HEAD", "@"})
+_NAMES = "a commit id, a branch, a tag, HEAD for the branch that is followed, or steps back from one (main~2)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,19 +88,28 @@ class Mirror:
         return tip
 
     async def commit(self, name: str) -> Commit:
-        """The commit that a person means by a full or shortened id, a branch or a tag."""
+        """The commit that a person means by a full or shortened id, a branch or a tag, HEAD for the branch that is followed, or
+        any of these and steps back from there (``main~2``, ``HEAD^``)."""
+        base, steps = steps_back(name)
+        found = await (self.newest() if base in _FOLLOWED else self._named_commit(base, name))
+        if not steps:
+            return found
+        behind = await self.objects.peeled(f"{found}{steps}")
+        if behind is None:
+            raise StalledError(
+                f"looking for {name} in {self.remote}: {base} is {found[:12]}, which has no {steps}"
+            )
+        return behind
+
+    async def _named_commit(self, name: str, whole: str) -> Commit:
         digits = len(name) >= _SHORTEST and all(digit in "0123456789abcdef" for digit in name)
         if digits and (found := await self.objects.peeled(name)):
             return found
         if not is_ref_name(name):
-            raise InvalidError(
-                (
-                    Problem(
-                        what=f"{name!r:.80} names no commit", instead="give a commit id, a branch or a tag"
-                    ),
-                )
-            )
-        listing = await self.objects.refresh(self.remote, (f"refs/heads/{name}", f"refs/tags/{name}"))
+            raise InvalidError((Problem(what=f"{whole!r:.80} names no commit", instead=f"give {_NAMES}"),))
+        full = name.startswith(("refs/heads/", "refs/tags/"))
+        refs = (name,) if full else (f"refs/heads/{name}", f"refs/tags/{name}")
+        listing = await self.objects.refresh(self.remote, refs)
         for tip in listing.refs.values():
             if found := await self.objects.peeled(tip):
                 return found
@@ -107,8 +118,8 @@ class Mirror:
             if found := await self.objects.peeled(name):
                 return found
         raise StalledError(
-            f"looking for {name} in {self.remote}: no branch, no tag, and no commit of one is called that: push it, or "
-            "give another"
+            f"looking for {name} in {self.remote}: no branch, no tag, and no commit of one is called that: push it, or give {_NAMES} "
+            "that is there (a clone's own origin/main is main here)"
         )
 
     async def branch(self) -> str:

@@ -8,6 +8,7 @@ from llmgw.model.problems import InvalidError, Problem
 
 _COMMIT = re.compile(r"^[0-9a-f]{40}([0-9a-f]{24})?$")
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//")
+_STEPS = re.compile(r"(?:[~^]\d{0,4})+$")
 LONGEST = 200
 
 
@@ -30,6 +31,12 @@ def is_ref_name(text: str) -> bool:
     if text[0] in "-/" or text[-1] in "/." or text in {"@", "HEAD"}:
         return False
     return not any(part.startswith(".") or part.endswith(".lock") for part in text.split("/"))
+
+
+def steps_back(name: str) -> tuple[str, str]:
+    """``main~2`` -> ``main`` and ``~2``: a name, and how many commits behind it are meant."""
+    steps = _STEPS.search(name[:LONGEST])
+    return (name, "") if steps is None else (name[: steps.start()], steps[0])
 
 
 def branch_ref(name: str, *, what: str) -> str:
