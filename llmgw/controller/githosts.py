@@ -13,7 +13,7 @@ from llmgw.manifests.yamltext import Document
 from llmgw.model.manifest import Secret
 from llmgw.model.problems import InvalidError, Problem, Where
 
-NAMES = ("token", "hostKeys", "verify")
+NAMES = ("token", "stateToken", "hostKeys", "verify")
 """Settings that are no plain word. In a variable they are written as in llmgw.yaml: ``LLMGW_TOKEN='{fromFile: /etc/llmgw/token}'``."""
 
 
@@ -31,6 +31,7 @@ class GitHosts:
     """``places`` says where each of them was written, for messages."""
 
     token: Secret | None = None
+    state_token: Secret | None = None
     host_keys: tuple[str, ...] = ()
     verify: Verify | None = None
     places: Mapping[str, Where] = field(default_factory=dict)
@@ -114,4 +115,4 @@ def git_hosts(written: Mapping[str, Any], places: Mapping[str, Where]) -> GitHos
         )
     except BaseValidationError as wrong:
         raise ValueError(f"these settings can't be read: {wrong}") from wrong
-    return GitHosts(token=made.token, host_keys=made.host_keys, verify=made.verify, places=places)
+    return replace(made, places=places)

@@ -23,7 +23,7 @@ from llmgw.controller.nodes.ssh.transport import SshTransport
 from llmgw.controller.nodes.transport import Transport
 from llmgw.controller.passes import endpoints
 from llmgw.controller.passes.keyring import keyring
-from llmgw.controller.repo.access import Access, Pins, https_host
+from llmgw.controller.repo.access import Access, Pins, Token, https_host
 from llmgw.controller.repo.git import Git, GitEnvironment
 from llmgw.controller.repo.locks import FLEET_LOCK, FileLock
 from llmgw.controller.repo.mirror import Mirror
@@ -39,6 +39,7 @@ from llmgw.controller.worktree import WorkTree
 from llmgw.engines.registry import ADAPTERS
 from llmgw.model.desired import Desired
 from llmgw.model.ids import FleetId
+from llmgw.model.manifest import Secret
 from llmgw.model.problems import StalledError, Where
 from llmgw.model.record import Record
 from llmgw.redaction import Redactor
@@ -202,15 +203,6 @@ async def opened(
 def _access(settings: Settings, environ: Mapping[str, str], *, learn: Callable[[str], object]) -> Access:
     """How Git hosts are entered."""
     hosts = settings.hosts
-
-    def token() -> str:
-        assert hosts.token is not None
-        found = resolve(hosts.token, environ)
-        learn(found)
-        if "\n" in found or "\r" in found:
-            raise StalledError("looking up token: it has several lines: write the token alone, in one line")
-        return found
-
     keys = tuple(map(hostkeys.parse, hosts.host_keys))
     pins = Pins(
         keys=keys,
@@ -220,11 +212,38 @@ def _access(settings: Settings, environ: Mapping[str, str], *, learn: Callable[[
     return Access(
         identity=settings.git_identity,
         pins=pins if keys else None,
-        token=token if hosts.token is not None else None,
-        token_host=https_host(settings.repo.address),
-        user=settings.token_user,
+        tokens=_tokens(settings, environ, learn=learn),
         ca_file=settings.ca_file,
     )
+
+
+def _tokens(
+    settings: Settings, environ: Mapping[str, str], *, learn: Callable[[str], object]
+) -> Mapping[str, Token]:
+    """For the repositories of the manifests and of the record. The first one's token goes to the second one's host too where that
+    is the same host, and the record has none of its own."""
+
+    def token(name: str, reference: Secret, user: str) -> Token:
+        def value() -> str:
+            found = resolve(reference, environ)
+            learn(found)
+            if "\n" in found or "\r" in found:
+                raise StalledError(
+                    f"looking up {name}: it has several lines: write the token alone, in one line"
+                )
+            return found
+
+        return Token(value=value, user=user)
+
+    hosts, repo, state = settings.hosts, settings.repo.address, settings.state_repo.address
+    found: dict[str, Token] = {}
+    if hosts.token is not None:
+        found[repo] = token("token", hosts.token, settings.token_user)
+        if https_host(state) == https_host(repo):
+            found[state] = found[repo]
+    if hosts.state_token is not None:
+        found[state] = token("stateToken", hosts.state_token, settings.state_token_user)
+    return found
 
 
 def _vouching(

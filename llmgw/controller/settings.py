@@ -46,6 +46,7 @@ NAMES = (
     "sshIdentity",
     "gitIdentity",
     "tokenUser",
+    "stateTokenUser",
     "caFile",
     "fetchTimeout",
     "partialClone",
@@ -61,6 +62,8 @@ NAMES = (
 """As written in llmgw.yaml. The flag is ``--state-ref``, the variable ``LLMGW_STATE_REF``."""
 
 KNOWN = (*NAMES, *githosts.NAMES, *configuration.NAMES)
+TOKENS = {"token": "repo", "stateToken": "stateRepo"}
+"""Each with the setting that names the host which gets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,7 @@ class Settings:
     ssh_identity: Path | None  # for nodes whose manifest names no key
     git_identity: Path | None  # for Git hosts: a deploy key
     token_user: str  # beside the token, where the host wants a certain one
+    state_token_user: str  # the same for the record's repository
     ca_file: Path | None  # authorities of https hosts, instead of the system's
     fetch_timeout: float  # seconds
     partial_clone: bool  # bring files of the repository only when they are read
@@ -143,8 +147,13 @@ def load_settings(
         raise InvalidError(tuple(reader.problems))
     assert settings is not None
     settings = replace(settings, hosts=_git_hosts(environ, written))
-    if settings.file_in_repository and (place := settings.hosts.places.get("token")) is not None:
-        _refuse_committed_token(place, settings.file, repo=given.get("repo"))
+    for name, repository in TOKENS.items():
+        if (place := settings.hosts.places.get(name)) is None:
+            continue
+        if settings.file_in_repository:
+            _refuse_committed_token(name, place, settings.file, repo=given.get(repository))
+        if name == "stateToken" and settings.state_repo.address == settings.repo.address:
+            raise InvalidError((_token_of_no_repository(place),))
     parts = {name: written[name].value for name in configuration.NAMES if name in written}
     settings = replace(settings, serving=configuration.serving(parts))
     if settings.file_in_repository and (sends := settings.serving.notices.with_token):
@@ -179,17 +188,28 @@ def _git_hosts(environ: Mapping[str, str], written: Mapping[str, _Given]) -> Git
     return githosts.git_hosts(values, places)
 
 
-def _refuse_committed_token(place: Where, file: Path | None, *, repo: _Given | None) -> None:
+def _token_of_no_repository(place: Where) -> Problem:
+    return Problem(
+        what="stateToken is for a stateRepo, and the record lies in repo",
+        instead="write token, which is for both, or name the record's own repository in stateRepo",
+        where=place,
+    )
+
+
+def _refuse_committed_token(name: str, place: Where, file: Path | None, *, repo: _Given | None) -> None:
     """Neither the token nor the host that gets it may be named by a file that others commit to: they could have any file of
     this machine sent to a host of theirs."""
     outside = "in a llmgw.yaml outside of any repository (--config, LLMGW_CONFIG)"
     if place.file == str(file):
-        what = "token stands in a file of a repository, where a commit could send it to another host"
-        instead = f"name it in {variable('token')}, or {outside}"
+        what = f"{name} stands in a file of a repository, where a commit could send it to another host"
+        instead = f"name it in {variable(name)}, or {outside}"
         raise InvalidError((Problem(where=place, what=what, instead=instead),))
     if repo is not None and repo.where is not None and "https://" in str(repo.value):
-        what = "the host that gets the token is named in a file of a repository, where a commit could name another"
-        instead = f"name it in {variable('repo')} or with --repo, or both {outside}"
+        setting = TOKENS[name]
+        what = (
+            f"the host that gets the {name} is named in a file of a repository, where a commit could name another"
+        )
+        instead = f"name it in {variable(setting)} or with {flag(setting)}, or both {outside}"
         raise InvalidError((Problem(where=repo.where, what=what, instead=instead),))
 
 
@@ -265,6 +285,7 @@ def _settle(
         ssh_identity=reader.path("sshIdentity"),
         git_identity=reader.path("gitIdentity") or reader.path("sshIdentity"),
         token_user=reader.text("tokenUser") or DEFAULT_TOKEN_USER,
+        state_token_user=reader.text("stateTokenUser") or DEFAULT_TOKEN_USER,
         ca_file=reader.path("caFile"),
         fetch_timeout=reader.interval("fetchTimeout", DEFAULT_FETCH_TIMEOUT),
         partial_clone=reader.flag("partialClone"),

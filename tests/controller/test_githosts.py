@@ -61,6 +61,9 @@ repo: ssh://git@git.example/fleet.git
 gitIdentity: keys/deploy
 token: {{fromFile: /etc/llmgw/token}}
 tokenUser: ann
+stateRepo: https://other.example/record.git
+stateToken: {{fromFile: /etc/llmgw/record-token}}
+stateTokenUser: ben
 caFile: ca.pem
 hostKeys: ["{KEY}"]
 fetchTimeout: 20m
@@ -73,6 +76,9 @@ verify: {{mode: all-since-applied, allowedSigners: signers}}
         "LLMGW_GIT_IDENTITY": str(tmp_path / "keys" / "deploy"),
         "LLMGW_TOKEN": "{fromFile: /etc/llmgw/token}",
         "LLMGW_TOKEN_USER": "ann",
+        "LLMGW_STATE_REPO": "https://other.example/record.git",
+        "LLMGW_STATE_TOKEN": "{fromFile: /etc/llmgw/record-token}",
+        "LLMGW_STATE_TOKEN_USER": "ben",
         "LLMGW_CA_FILE": str(tmp_path / "ca.pem"),
         "LLMGW_HOST_KEYS": json.dumps([KEY]),
         "LLMGW_FETCH_TIMEOUT": "20m",
@@ -80,9 +86,11 @@ verify: {{mode: all-since-applied, allowedSigners: signers}}
         "LLMGW_VERIFY": "mode: all-since-applied\nallowedSigners: signers",
     }
     said = load(tmp_path, **variables)
-    for name in ("git_identity", "token_user", "ca_file", "fetch_timeout", "partial_clone"):
+    for name in (
+        "git_identity", "token_user", "state_repo", "state_token_user", "ca_file", "fetch_timeout", "partial_clone",
+    ):  # fmt: skip
         assert getattr(said, name) == getattr(written, name) is not None
-    for name in ("token", "host_keys", "verify"):
+    for name in ("token", "state_token", "host_keys", "verify"):
         assert getattr(said.hosts, name) == getattr(written.hosts, name) is not None
     assert said.hosts.token == FromFile(from_file="/etc/llmgw/token")
     assert load(tmp_path, text, LLMGW_TOKEN="{fromEnv: T}").hosts.token == FromEnv(from_env="T")
@@ -112,6 +120,13 @@ def test_what_can_not_be_meant_is_refused_with_what_to_write(tmp_path: Path) -> 
     assert "canary" not in "".join(wrong(tmp_path, LLMGW_TOKEN="{fromEnv: [canary"))
 
 
+def test_a_token_of_the_record_wants_a_repository_of_the_record(tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidError, match=r"LLMGW_STATE_TOKEN: stateToken is for a stateRepo, and the record lies in"
+    ):
+        load(tmp_path, "repo: https://git.example/fleet.git\n", LLMGW_STATE_TOKEN="{fromEnv: T}")
+
+
 def test_a_token_is_never_named_by_what_a_commit_may_change(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     text = "repo: https://git.example/fleet.git\ntoken: {fromFile: /home/ann/.ssh/id_ed25519}\n"
@@ -125,6 +140,13 @@ def test_a_token_is_never_named_by_what_a_commit_may_change(tmp_path: Path) -> N
         InvalidError, match=r"llmgw\.yaml:1:1: the host that gets the token is named in a file of a repo"
     ):
         load(tmp_path, text, LLMGW_TOKEN="{fromEnv: T}")
+    with pytest.raises(
+        InvalidError,
+        match=r"llmgw\.yaml:2:1: the host that gets the stateToken is named .* LLMGW_STATE_REPO or with --state",
+    ):
+        load(tmp_path, f"{text}\nstateRepo: https://evil.example/x\n", LLMGW_STATE_TOKEN="{fromEnv: T}")
+    with pytest.raises(InvalidError, match=r"llmgw\.yaml:3:1: stateToken stands in a file of a repository"):
+        load(tmp_path, f"{text}\nstateRepo: /srv/record.git\nstateToken: {{fromEnv: T}}\n")
     both = {"LLMGW_TOKEN": "{fromEnv: T}", "LLMGW_REPO": "https://git.example/fleet.git"}
     assert load(tmp_path, text, **both).hosts.token == FromEnv(from_env="T")
     named = load_settings(
@@ -152,6 +174,25 @@ def test_a_token_and_an_authority_open_a_host(tmp_path: Path) -> None:
         with pytest.raises(StalledError, match="several lines") as caught:
             use(tmp_path, variables)
         assert "has-two-lines" not in str(caught.value)
+
+
+def test_the_record_lies_at_another_host_with_a_token_of_its_own(tmp_path: Path) -> None:
+    with https_host(tmp_path) as host, https_host(tmp_path / "other", user="recorder") as other:
+        pushed = host.repositories.push(FILES)
+        other.token = "t0ken-of-the-record"
+        both = tmp_path / "both.pem"
+        both.write_text(host.ca.read_text() + other.ca.read_text())
+        variables = {**host.settings(), "LLMGW_CA_FILE": str(both), "LLMGW_STATE_REPO": other.url()}
+        with pytest.raises(StalledError, match="could not read Username"):
+            use(tmp_path, variables)
+        assert not any(request.allowed for request in other.requests)
+        own = {
+            "LLMGW_STATE_TOKEN": "{fromEnv: RECORD}",
+            "RECORD": other.token,
+            "LLMGW_STATE_TOKEN_USER": "recorder",
+        }
+        assert use(tmp_path, {**variables, **own}) == pushed
+        assert any(request.allowed for request in other.requests)
 
 
 def test_a_deploy_key_and_pinned_keys_open_a_host(tmp_path: Path) -> None:

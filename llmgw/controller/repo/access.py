@@ -61,16 +61,22 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """What an https host wants to see. ``value`` is asked for each time, so that a new one counts at once."""
+
+    value: Callable[[], str] = field(repr=False)
+    user: str = USER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
     """``identity``: the only private key that is shown, None: what the user's ssh would show. ``pins`` None: the user's
-    known_hosts. ``token`` is asked for each time, so that a new one counts at once; it goes to ``token_host`` (``host`` or
-    ``host:port``) only. ``ca_file``: the only authorities that are believed, None: the system's."""
+    known_hosts. ``tokens`` by the address of the repository that each is for; it goes to that host only. ``ca_file``: the only
+    authorities that are believed, None: the system's."""
 
     identity: Path | None = None
     pins: Pins | None = None
-    token: Callable[[], str] | None = field(default=None, repr=False)
-    token_host: str = ""
-    user: str = USER
+    tokens: Mapping[str, Token] = field(default_factory=dict)
     ca_file: Path | None = None
 
     @contextmanager
@@ -90,10 +96,11 @@ class Access:
         if self.ca_file is not None:
             _readable(self.ca_file, "caFile", remote)
             variables["GIT_SSL_CAINFO"] = str(self.ca_file)
-        if self.token is None or host != self.token_host:
+        token = self.tokens.get(remote.address)
+        if token is None:
             yield Way(variables=variables)
             return
-        descriptor = _in_memory(f"username={self.user}\npassword={self.token()}\n")
+        descriptor = _in_memory(f"username={token.user}\npassword={token.value()}\n")
         try:
             helper = f'!f() {{ test "$1" = get && cat /dev/fd/{descriptor}; }}; f'
             yield Way(

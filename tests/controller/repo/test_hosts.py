@@ -13,7 +13,7 @@ import pytest
 
 from llmgw.clock import FakeClock
 from llmgw.controller.nodes.ssh import hostkeys
-from llmgw.controller.repo.access import Access, Pins, https_host
+from llmgw.controller.repo.access import USER, Access, Pins, Token
 from llmgw.controller.repo.git import Git, GitEnvironment, How
 from llmgw.controller.repo.mirror import Mirror
 from llmgw.controller.repo.objects import ObjectStore
@@ -71,9 +71,10 @@ def open_repository(tmp_path: Path, clock: FakeClock, told: list[str]) -> Open:
     return make
 
 
-def by_token(host: HttpsHost, **changed: Any) -> Access:
-    usual = Access(token=lambda: host.token, token_host=https_host(host.url()), ca_file=host.ca)
-    return replace(usual, **changed)
+def by_token(host: HttpsHost, value: Callable[[], str] | None = None, *, user: str = USER) -> Access:
+    """For its repository, and for one that it has not."""
+    token = Token(value=value or (lambda: host.token), user=user)
+    return Access(tokens={host.url(): token, host.url("gone"): token}, ca_file=host.ca)
 
 
 def by_key(host: SshHost, folder: Path, *, keys: tuple[str, ...] | None = None) -> Access:
@@ -139,7 +140,7 @@ def test_a_token_stands_in_no_argument_variable_or_file(https: HttpsHost, tmp_pa
 def test_a_new_token_counts_at_once(https: HttpsHost, open_repository: Open) -> None:
     https.repositories.push(FILES)
     tokens = ["t0ken-of-the-fleet"]
-    mirror, _ = open_repository(https.url(), by_token(https, token=lambda: tokens[-1]))
+    mirror, _ = open_repository(https.url(), by_token(https, lambda: tokens[-1]))
     asyncio.run(mirror.newest())
     https.token = "another-t0ken"
     with pytest.raises(StalledError, match=r"Authentication failed.*give .*the token \(token\) the right"):
@@ -149,7 +150,7 @@ def test_a_new_token_counts_at_once(https: HttpsHost, open_repository: Open) -> 
 
 
 def test_without_a_token_the_error_says_how_to_name_one(https: HttpsHost, open_repository: Open) -> None:
-    mirror, _ = open_repository(https.url(), by_token(https, token=None))
+    mirror, _ = open_repository(https.url(), replace(by_token(https), tokens={}))
     with pytest.raises(StalledError, match=r"could not read Username.*the token \(token\)"):
         asyncio.run(mirror.newest())
 
@@ -167,7 +168,9 @@ def test_a_token_goes_to_its_own_host_only(https: HttpsHost, tmp_path: Path, ope
     with serve_https(tmp_path / "other") as other:
         both = tmp_path / "both.pem"
         both.write_text(https.ca.read_text() + other.ca.read_text())
-        mirror, store = open_repository(https.url(), by_token(https, ca_file=both), state=other.url())
+        mirror, store = open_repository(
+            https.url(), replace(by_token(https), ca_file=both), state=other.url()
+        )
         asyncio.run(mirror.newest())
         with pytest.raises(StalledError):
             asyncio.run(store.read())
@@ -178,15 +181,37 @@ def test_a_token_goes_to_its_own_host_only(https: HttpsHost, tmp_path: Path, ope
         assert not any(it.allowed for it in other.requests)
 
 
+def test_the_record_may_have_a_host_and_a_token_of_its_own(
+    https: HttpsHost, tmp_path: Path, open_repository: Open
+) -> None:
+    https.repositories.push(FILES)
+    with serve_https(tmp_path / "other", user="recorder") as other:
+        both = tmp_path / "both.pem"
+        both.write_text(https.ca.read_text() + other.ca.read_text())
+        other.token = "t0ken-of-the-record"
+        tokens = {
+            **by_token(https).tokens,
+            **by_token(other, lambda: "t0ken-of-the-record", user="recorder").tokens,
+        }
+        access = Access(tokens=tokens, ca_file=both)
+        mirror, store = open_repository(https.url(), access, state=other.url())
+        assert read_and_write(mirror, store) == b"a: 1\n"
+        assert git("log", "--format=%s", "llmgw/state", at=other.repositories.path()) == "A pass"
+        other.token = "changed"
+        with pytest.raises(StalledError, match="Authentication failed"):
+            asyncio.run(store.read())
+        asyncio.run(mirror.newest())
+
+
 def test_a_host_with_an_unknown_certificate_is_not_believed(https: HttpsHost, open_repository: Open) -> None:
-    mirror, _ = open_repository(https.url(), by_token(https, ca_file=None))
+    mirror, _ = open_repository(https.url(), replace(by_token(https), ca_file=None))
     with pytest.raises(StalledError, match=r"certificate.*name that with caFile"):
         asyncio.run(mirror.newest())
     assert not https.requests
 
 
 def test_a_file_of_authorities_that_is_not_there_is_named(https: HttpsHost, open_repository: Open) -> None:
-    mirror, _ = open_repository(https.url(), by_token(https, ca_file=Path("/nowhere/ca.pem")))
+    mirror, _ = open_repository(https.url(), replace(by_token(https), ca_file=Path("/nowhere/ca.pem")))
     with pytest.raises(StalledError, match=r"caFile.*/nowhere/ca\.pem: No such file"):
         asyncio.run(mirror.newest())
 
@@ -414,12 +439,12 @@ def test_a_mirror_that_was_made_anew_is_told(
 @pytest.mark.parametrize("trouble", ["wrong", "away", "certificate", "slow", "gone", "hook"])
 def test_the_token_shows_in_no_error(trouble: str, https: HttpsHost, open_repository: Open) -> None:
     https.repositories.push(FILES)
-    access = by_token(https, ca_file=None) if trouble == "certificate" else by_token(https)
+    access = replace(by_token(https), ca_file=None) if trouble == "certificate" else by_token(https)
     url = https.url("gone") if trouble == "gone" else https.url()
     mirror, store = open_repository(url, access, fetch_timeout=0.5 if trouble == "slow" else 60)
     token = https.token
     if trouble == "wrong":
-        access = by_token(https, token=lambda: token)
+        access = by_token(https, lambda: token)
         mirror, store = open_repository(url, access)
         https.token = "changed"
     if trouble == "away":
