@@ -12,16 +12,13 @@ from llmgw.cli.fleet import can_answer, carry_out, seconds, tell_end
 from llmgw.cli.main import Asked, fleet_options
 from llmgw.cli.session import fleet_of, interruptible, run
 from llmgw.cli.show import showing
-from llmgw.controller.opening import Opened
 from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.keyring import needed, unfinished
-from llmgw.controller.passes.lease import crashed_pass
 from llmgw.controller.passes.prepare import Wish
+from llmgw.controller.passes.rotation import begin_rotation, rotatable
 from llmgw.controller.passes.values import PassRequest
 from llmgw.core.amounts import names, plural
 from llmgw.model.ids import key_id
-from llmgw.model.problems import StalledError
-from llmgw.model.record import Record
 
 FORMAT_VERSION = 1
 
@@ -62,40 +59,19 @@ async def _rotate(asked: Asked, *, yes: bool, wait: bool, lock_timeout: str | No
         can_answer("give --yes")
     async with fleet_of(asked) as (opened, links):
         patience = seconds(lock_timeout, opened.settings.lock_timeout)
-        record = await _record(opened)
+        record = await rotatable(opened.fleet)
         if not yes:
             count = plural(len(record.replicas), "replica")
             click.confirm(f"Make a new secret, and replace {count} one after the other?", abort=True)
-        async with opened.fleet.lock(patience):
-            record = await _record(opened)
-            fresh = opened.fleet.secret.rotate()
-        output.note(f"Made secret {fresh}; {record.key_id} is kept until no replica needs it.")
-        # What was applied last and nothing else; where it was followed by a part of a newer one, that is the newest.
-        commit = record.commit if record.partial is None else None
+        rotation = await begin_rotation(opened.fleet, patience=patience)
+        output.note(f"Made secret {rotation.fresh}; {rotation.before} is kept until no replica needs it.")
         request = PassRequest(
-            wish=Wish(commit=commit), lock_timeout=patience, recorded=opened.write_endpoints
+            wish=Wish(commit=rotation.commit), lock_timeout=patience, recorded=opened.write_endpoints
         )
         halt = Halt()
         with interruptible(halt), showing(sys.stderr) as progress:
             settled = await carry_out(opened, request, links, halt, progress, wait=wait)
     return tell_end(settled, json_wanted=json_wanted)
-
-
-async def _record(opened: Opened) -> Record:
-    """Of a fleet whose secret can be rotated now."""
-    fleet = opened.fleet
-    record = (await fleet.store.read()).record
-    if record is None or record.commit is None:
-        raise StalledError(
-            "nothing was applied yet, so no key is made from the secret: there is nothing to rotate"
-        )
-    crashed_pass(record, holder=fleet.holder, now=fleet.clock.now(), instance=fleet.instance)
-    if older := unfinished(fleet, record):
-        raise StalledError(
-            f"a rotation is under way: {names(sorted(older))} is still needed. `llmgw apply` finishes it; "
-            "`llmgw secret status` shows how far it is"
-        )
-    return record
 
 
 @secret.command(short_help="Show which secret is in force, and how far a rotation is.")

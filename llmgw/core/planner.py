@@ -232,6 +232,10 @@ def _no_engine(model: DesiredModel) -> Change:
 
 
 def _finish(round_: Round, record: Record, options: PlanOptions, drifts: tuple[Drift, ...]) -> Plan:
+    if options.rotated_from and not round_.book.has_commands():
+        # With whatever else is commanded the record learns it anyway.
+        reason = f"takes the place of {options.rotated_from}, and nothing can be replaced for it now"
+        round_.book.publish(f"secret/{options.key_id}", model=None, reason=reason)
     if round_.book.has_commands():
         held = (model.held for model in round_.record.models.values())
         drop_unwanted(round_)

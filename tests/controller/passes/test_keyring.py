@@ -61,6 +61,21 @@ def test_a_rotation_replaces_every_replica_and_each_has_its_own_key_all_the_time
     run(main())
 
 
+def test_a_rotation_of_a_fleet_in_which_nothing_runs_comes_to_its_end() -> None:
+    async def main() -> None:
+        world = World(Model(name="chat", replicas=0))
+        await world.settle()
+        new = world.secret.rotate()
+        await world.apply()
+        record = await recorded(world)
+        assert record.key_id == new
+        assert not unfinished(world.fleet(), record)
+        assert dict(world.secret.kept()) == {}
+        assert not (await world.apply()).plan.commands
+
+    run(main())
+
+
 def test_a_secret_that_was_only_put_there_begins_no_rotation() -> None:
     async def main() -> None:
         world = World()
