@@ -50,7 +50,7 @@ contracts: install
 
 tests: install
 	@scripts/test-packages.sh
-	$(PYTEST) --numprocesses $(WORKERS) --dist worksteal $(LONG)
+	$(PYTEST) --numprocesses $(WORKERS) $(LONG)
 
 sim: install ## simulated histories: make sim SEEDS=2000 START=0 HOURS=72
 	$(BIN)/python -m tests.sim.main --seeds $(or $(SEEDS),2000) --start $(or $(START),0) --processes $(or $(PROCESSES),2)

@@ -1,10 +1,12 @@
-"""Options of the whole test run, and which tests it leaves out."""
+"""Options of the whole test run, which tests it leaves out, and how it spreads the others."""
 
 from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.units import UnitScheduling, longest_first
 
 # The same examples in every run, however busy the machine: a change that breaks something fails its own run and no other's.
 settings.register_profile("llmgw", deadline=None, derandomize=True)
@@ -38,8 +40,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--long"):
-        return
+    if not config.getoption("--long"):
+        _leave_out(config, items)
+    if hasattr(config, "workerinput"):  # one of several workers
+        items[:] = longest_first(items, root=config.rootpath)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> UnitScheduling:
+    return UnitScheduling(config, log)
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = [item for item in items if item.get_closest_marker("long")]
     items[:] = [item for item in items if item not in left_out]
     config.stash[LEFT_OUT].update(_reason(item) for item in left_out)
