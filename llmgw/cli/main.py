@@ -219,7 +219,9 @@ def _reader_left() -> int:
 
 def main() -> None:
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
-    sys.exit(run(sys.argv[1:]))
+    ended = run(sys.argv[1:])
+    gc.freeze()  # all memory is given back at once: Python need not look through it for garbage before
+    sys.exit(ended)
 
 
 def fleet_options(command: Callable[..., Any]) -> Callable[..., Any]:
