@@ -50,6 +50,18 @@ def test_links_that_lead_nowhere_are_seen() -> None:
     assert "llmgwyaml" not in anchors(page)  # a comment in a block is no heading
 
 
+def test_every_row_about_a_fault_names_tests_that_are_there() -> None:
+    page = ROOT / "docs" / "faults.md"
+    rows = re.findall(r"(?m)^\| (?!fault |---).*\|$", prose(page))
+    assert len(rows) > 50
+    for row in rows:
+        tests = re.findall(r"\[([^\]]+)\]\(\.\./(tests/[^)]+\.py)\)", row.split(" | ")[2])
+        assert tests, row
+        for name, file in tests:
+            written = (ROOT / file).read_text(encoding="utf-8")
+            assert f"def test_{name.replace(' ', '_')}(" in written, f"{file}: {name}"
+
+
 def test_every_story_is_read_from_some_page() -> None:
     told = "".join(prose(page) for page in pages())
     stories = sorted((ROOT / "tests" / "golden" / "stories").glob("*.txt"))
