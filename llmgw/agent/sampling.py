@@ -2,11 +2,14 @@
 driver that hangs hold up a report."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 
 from llmgw.model.facts import Facts
+
+LOG = logging.getLogger(__name__)
 
 EVERY = 30.0
 PATIENCE = 15.0
@@ -14,7 +17,7 @@ PATIENCE = 15.0
 
 
 class Sampler:
-    """``look`` finds the facts; it never raises. ``told`` hears of each look."""
+    """``look`` finds the facts. ``told`` hears of each look."""
 
     def __init__(
         self,
@@ -29,6 +32,7 @@ class Sampler:
         self._every = every
         self._patience = patience
         self._latest: Facts | None = None
+        self._broken: tuple[str, ...] = ()
         self._taken = 0.0
         self._looking: asyncio.Task[None] | None = None
         self._loop: asyncio.Task[None] | None = None
@@ -49,6 +53,8 @@ class Sampler:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.shield(self._refresh()), timeout=self._patience)
         latest = self._latest if self._latest is not None else Facts()
+        if self._broken:
+            return replace(latest, problems=(*latest.problems, *self._broken))
         if self._latest is None or self._age() > max_age + self._patience:
             told = f"looking at the node takes longer than {self._patience:.0f} s: these facts are {self._age():.0f} s old"
             return replace(latest, problems=(*latest.problems, told))
@@ -64,10 +70,16 @@ class Sampler:
         return self._looking
 
     async def _take(self) -> None:
-        self._latest = await self._look()
-        self._taken = asyncio.get_running_loop().time()
-        if self._told is not None:
-            await self._told(self._latest)
+        """What breaks here, or where it is heard of, must not break the reports of everything else."""
+        self._broken = ()
+        try:
+            self._latest = await self._look()
+            self._taken = asyncio.get_running_loop().time()
+            if self._told is not None:
+                await self._told(self._latest)
+        except Exception as wrong:
+            LOG.exception("looking at the node")
+            self._broken = (f"looking at the node: {type(wrong).__name__}: {wrong}",)
 
     async def _keep_fresh(self) -> None:
         while True:

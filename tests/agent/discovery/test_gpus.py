@@ -165,6 +165,33 @@ def test_a_look_that_hangs_does_not_hold_up_a_report_and_is_told() -> None:
     sampling(main)
 
 
+@pytest.mark.parametrize("what", ["looking", "hearing of it"])
+def test_a_look_that_breaks_costs_no_report_and_not_the_next_look(what: str) -> None:
+    """An error beside the work made a node look as if nobody answered there."""
+    trouble = [RuntimeError("a bug")]
+
+    def break_once(at: str) -> None:
+        if at == what and trouble:
+            raise trouble.pop()
+
+    async def look() -> Facts:
+        break_once("looking")
+        return Facts(hostname="gpu01")
+
+    async def told(_: Facts) -> None:
+        break_once("hearing of it")
+
+    async def main() -> None:
+        sampler = Sampler(look, told=told)
+        facts = await sampler.facts(max_age=0)
+        assert facts.problems[-1] == "looking at the node: RuntimeError: a bug"
+        again = await sampler.facts(max_age=0)
+        assert (again.hostname, again.problems) == ("gpu01", ())
+        await sampler.close()
+
+    sampling(main)
+
+
 def test_facts_are_kept_fresh_by_themselves() -> None:
     seen = asyncio.Event()
     looks = 0
