@@ -1,4 +1,4 @@
-"""Commands that plan and change the fleet: ``plan``, ``apply``, ``recover``."""
+"""Commands that plan and change the fleet: ``plan``, ``apply``."""
 
 import json
 import sys
@@ -24,16 +24,13 @@ from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.prepare import Prepared, Wish, prepare
 from llmgw.controller.passes.progress import Progress
 from llmgw.controller.passes.reconcile import one_pass
-from llmgw.controller.passes.recover import recover as rebuild
 from llmgw.controller.passes.saved import SavedPlan
 from llmgw.controller.passes.settle import Settled, ends_early, settle
 from llmgw.controller.passes.values import PassRequest
 from llmgw.controller.passes.verdict import verdict
-from llmgw.controller.repo.state_branch import UnreadableRecordError
-from llmgw.core.amounts import plural
 from llmgw.core.show.markdown import plan_markdown, problems_markdown
 from llmgw.model.plan import Plan
-from llmgw.model.problems import HeldError, InvalidError, StaleError
+from llmgw.model.problems import InvalidError, StaleError
 from llmgw.model.units import duration
 
 Command = Callable[..., Any]
@@ -377,52 +374,3 @@ def tell_end(settled: Settled, *, json_wanted: bool) -> int:
         output.note_if(nothing_asked(settled.last.prepared.desired))
         output.say(summary(settled, ended))
     return ended.code
-
-
-@click.command(short_help="Rebuild a lost record from what the agents report.")
-@click.option("--commit", help="The commit whose manifests the nodes are in. [default: the branch's newest]")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-@fleet_options
-@click.pass_obj
-def recover(asked: Asked, *, commit: str | None, yes: bool) -> int:
-    """Write the record anew when the state branch is gone, can't be read or was set back, from what the agents report.
-
-    Its serial is one above everything that any agent obeys. Stops and starts nothing. Needs the fleet's secret on this machine.
-
-    \b
-    llmgw recover
-    """  # noqa: D301 - click wants the character itself
-    return run(_recover(asked, commit=commit, yes=yes))
-
-
-async def _recover(asked: Asked, *, commit: str | None, yes: bool) -> int:
-    async with fleet_of(asked) as (opened, links):
-        before = None
-        try:
-            stored = await opened.store.read()
-        except UnreadableRecordError as broken:
-            output.note(str(broken))
-            after = await opened.store.tip()
-        else:
-            before, after = stored.record, stored.version
-            if (at_work := open_pass(before)) is not None and at_work.lease_until > opened.fleet.clock.now():
-                raise HeldError(
-                    f"{at_work.holder} is applying right now (serial {at_work.serial}): nothing is recovered while that goes on"
-                )
-        if not yes:
-            can_answer("give --yes")
-            click.confirm("Rebuild the record from the agents?", abort=True)
-        chosen = await opened.fleet.source.commit(commit) if commit else None
-        async with opened.fleet.lock(opened.settings.lock_timeout):
-            found = await rebuild(opened.fleet, links, commit=chosen, after=after, before=before)
-    record = found.record
-    for name, error in sorted(found.unreachable.items()):
-        output.note(f"Not asked: {name}: {error}")
-    for line in found.left_alone:
-        output.note(f"Left alone: {line}")
-    output.say(
-        f"The record is rebuilt at serial {record.serial}: {plural(len(record.replicas), 'replica')} on "
-        f"{plural(len(record.nodes), 'node')}. "
-        "See what is different from the manifests with: llmgw plan"
-    )
-    return output.PART if found.unreachable or found.left_alone else output.DONE

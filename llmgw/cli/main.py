@@ -58,7 +58,7 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "adopt": Entry("custody:adopt", "Manage a replica that runs and is forgotten or unrecorded."),
         "sync": Entry("unattended:sync", "Make the fleet what the newest commit asks for, from cron."),
         "serve": Entry("unattended:serve", "Follow the branch and the nodes for as long as it runs."),
-        "recover": Entry("fleet:recover", "Rebuild a lost record from what the agents report."),
+        "recover": Entry("recover:recover", "Rebuild a lost record from what the agents report."),
         "secret": Entry(
             "secret:secret", "Rotate the secret that keys are made from; show which is in force."
         ),

@@ -11,7 +11,7 @@ from enum import Enum
 
 from llmgw.model.claims import Claims
 from llmgw.model.facts import Facts
-from llmgw.model.ids import Fence, JobId, ReplicaId, ShardId
+from llmgw.model.ids import Fence, FleetId, JobId, ReplicaId, ShardId
 from llmgw.model.weights import Measured, Weights
 
 
@@ -233,13 +233,14 @@ class Reach(Enum):
 class NodeObservation:
     """What one pass learnt of one node. ``facts`` may stand without a report: from the probe, from pretended
     facts, or from the record in an offline plan; None: known only after bootstrap. ``skew``: seconds that the node's
-    clock is ahead of the asker's; None: not known."""
+    clock is ahead of the asker's; None: not known. ``owner``: another fleet that its agent belongs to, so that it was asked nothing."""
 
     node: str
     reach: Reach
     facts: Facts | None = None
     report: Report | None = None
     error: str = ""
+    owner: FleetId | None = None
     skew: float | None = None
     bad_weights: Mapping[str, str] = field(default_factory=dict)
     """Weights that this node should have and that can't be used there: why, by the digest of their source."""

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.controller.repo.test_locks import other_process
-from tests.stories.stage import Stage, gpu_node, model, node, until
+from tests.stories.stage import PORTS, Stage, gpu_node, model, node, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -120,14 +120,41 @@ def test_an_unreadable_record_stops_everything_and_is_rebuilt_from_the_agents(st
     assert [it.pid for it in stage.engines()] == [before.pid]
     assert stage.llmgw("recover", "--yes").code == 0
     assert stage.llmgw("apply", "--yes").code == 0
-    stage.say("the whole branch is gone")
-    stage.git("update-ref", "-d", "refs/heads/llmgw/state")
-    assert stage.llmgw("apply", "--yes").code == 6
-    assert stage.llmgw("recover", "--yes").code == 0
-    assert stage.llmgw("plan", "--detailed-exitcode", golden=False).code == 0
     assert [it.pid for it in stage.engines()] == [before.pid]
     assert stage.llmgw("endpoints", golden=False).out.count("ready") == 1
     stage.golden("unreadable-record")
+
+
+def test_a_state_branch_that_vanished_starts_nothing_anywhere_and_is_rebuilt(stage: Stage) -> None:
+    middle = stage.first_port + PORTS // 2
+    here = node(stage).replace(f"to: {stage.first_port + PORTS - 1}", f"to: {middle - 1}")
+    two = node(stage, name="two").replace(f"from: {stage.first_port}", f"from: {middle}")
+    stage.commit("Serve chat and code", node=here, chat=model(), code=model("code"))
+    assert stage.llmgw("apply", "--yes", golden=False).code == 0
+    assert stage.llmgw("forget", "model/code", "--why", "handed over", "--yes", golden=False).code == 0
+    before = sorted(it.pid for it in stage.engines())
+    stage.commit("A second machine, and two of chat", two=two, chat=model(replicas=2))
+    stage.git("update-ref", "-d", "refs/heads/llmgw/state")
+    for words in (("plan",), ("apply", "--yes"), ("sync",), ("status",)):
+        assert stage.llmgw(*words, golden=words == ("sync",)).code == 1
+    stage.say("a controller that has never read it")
+    fresh = str(stage.folder / "fresh")
+    for words in (("plan",), ("apply", "--yes"), ("sync",)):
+        assert stage.llmgw(*words, golden=words == ("sync",), LLMGW_STATE_DIR=fresh).code == 1
+    assert sorted(it.pid for it in stage.engines()) == before
+    assert not (stage.folder / "two").exists()
+    assert "refs/heads/llmgw/state" not in stage.git("for-each-ref")
+    stage.say("the first one still knows what was forgotten")
+    assert stage.llmgw("recover", "--yes").code == 0
+    assert stage.llmgw("apply", "--yes", golden=False).code == 0
+    assert set(before) < {it.pid for it in stage.engines()}
+    stage.say("no agent knows it: whoever rebuilds the record elsewhere says so")
+    stage.git("update-ref", "-d", "refs/heads/llmgw/state")
+    assert stage.llmgw("recover", "--yes", "--forget", "code", LLMGW_STATE_DIR=fresh).code == 0
+    told = stage.llmgw("status", golden=False, LLMGW_STATE_DIR=fresh).out
+    assert "ready (forgotten)" in told
+    assert set(before) < {it.pid for it in stage.engines()}
+    stage.golden("lost-record")
 
 
 def _break_record(stage: Stage) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import click
 
 from llmgw.cli import output
+from llmgw.cli.asking import agree
 from llmgw.cli.main import Asked, fleet_options
 from llmgw.cli.nodes.found import named, newest
 from llmgw.cli.session import fleet_of, interruptible, run
@@ -14,6 +15,7 @@ from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.observe import NODE_TIMEOUT
 from llmgw.controller.passes.onenode import bootstrapping
+from llmgw.controller.passes.prepare import Wish
 from llmgw.controller.passes.progress import Silent
 from llmgw.controller.passes.reconcile import one_pass
 from llmgw.controller.passes.values import PassRequest, PassResult
@@ -99,7 +101,7 @@ async def _adopt(asked: Asked, name: str, *, take_over: bool, yes: bool, allow_u
         if not take_over:
             raise StalledError(f"to make it this fleet's: llmgw node adopt {name} --take-over")
         if not yes:
-            click.confirm(f"Take {name} over from fleet {owner.fleet}?", abort=True, err=True)
+            agree(f"Take {name} over from fleet {owner.fleet}?")
         result = await _carry_out(
             opened,
             name,
@@ -165,6 +167,7 @@ async def _carry_out(
 ) -> PassResult:
     tell: Callable[[str], None] = lambda text: output.note(f"{name}: {text}")  # noqa: E731 - passed on by name
     request = PassRequest(
+        wish=Wish(take_over=take_over),
         instead=bootstrapping(name, reason=reason),
         allow_unpushed=allow_unpushed,
         lock_timeout=opened.settings.lock_timeout,

@@ -11,6 +11,14 @@ from llmgw.model.ids import FleetId
 from llmgw.model.problems import LlmgwError, StalledError
 
 
+class StrangerError(StalledError):
+    """An agent that another fleet owns, which is left alone."""
+
+    def __init__(self, message: str, *, owner: FleetId | None) -> None:
+        super().__init__(message)
+        self.owner = owner
+
+
 class Links:
     """At most one connection a node. ``fleet`` None: not named yet, so that looking claims no node."""
 
@@ -33,7 +41,7 @@ class Links:
                 link = await self._transport(node).connect(node, fleet=self.fleet)
                 if problem := self._stranger(node, link):
                     await link.close()
-                    raise StalledError(problem)
+                    raise StrangerError(problem, owner=link.hello.fleet)
                 self._open[node.name], self._ways[node.name] = link, way_of(node)
             return link
 

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from llmgw.clock import Clock
 from llmgw.controller.nodes.transport import Link
-from llmgw.controller.passes.links import Links
+from llmgw.controller.passes.links import Links, StrangerError
 from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts
 from llmgw.model.problems import LlmgwError, NoAgentError, RetryError
@@ -55,6 +55,7 @@ async def observe_node(
 ) -> NodeObservation:
     """One node: its agent's report, else facts without an agent, else why nothing is known."""
     asker = _Asker(node, links, clock, timeout)
+    owner = None
     try:
         async with asyncio.timeout(timeout):
             try:
@@ -66,11 +67,13 @@ async def observe_node(
         error = (
             f"node {node.name}: no answer within {timeout:g} s: is the machine up and the agent not stuck?"
         )
+    except StrangerError as stranger:
+        owner, error = stranger.owner, str(stranger)
     except (LlmgwError, OSError, CodecError) as failed:
         error = str(failed)
     else:
         return NodeObservation(node=node.name, reach=Reach.OK, facts=report.facts, report=report, skew=skew)
-    return NodeObservation(node=node.name, reach=Reach.UNREACHABLE, error=error)
+    return NodeObservation(node=node.name, reach=Reach.UNREACHABLE, error=error, owner=owner)
 
 
 @dataclass(frozen=True, slots=True)

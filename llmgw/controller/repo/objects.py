@@ -91,11 +91,13 @@ class ObjectStore(Bare):
             raise explained(wrong) from wrong
         return answers.listing(said.text, wanted=frozenset(refs))
 
-    async def refresh(self, remote: Remote, refs: Sequence[str]) -> Listing:
+    async def refresh(self, remote: Remote, refs: Sequence[str], *, keep: bool = False) -> Listing:
         """Bring the refs' commits here, whatever happened to them since (force pushes included), and tell where they
-        are. Refs that the remote lacks are absent from the answer."""
+        are. Refs that the remote lacks are absent from the answer; here they are forgotten, or kept where they were last."""
         self.feed(remote, *refs)
         listing = await self.ask(remote, refs)
+        if keep:
+            refs = [ref for ref in refs if ref in listing.refs]
         if await self._here(remote, refs) == dict(listing.refs):
             return listing
         try:
@@ -140,7 +142,7 @@ class ObjectStore(Bare):
         )
 
     async def _here(self, remote: Remote, refs: Sequence[str]) -> dict[str, Commit]:
-        if not self.path.exists():
+        if not refs or not self.path.exists():
             return {}
         said = await self.run(
             "for-each-ref",

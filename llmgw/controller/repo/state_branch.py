@@ -56,17 +56,17 @@ class GitRecordStore:
 
     async def read(self) -> Stored:
         version = await self.tip()
-        if version is None and self._known is not None:
-            raise self._gone(self._known)
+        if version is None and (last := await self.read_cached()).record is not None:
+            raise self._gone(last)
         return await self._stored(version)
 
     async def read_cached(self) -> Stored:
-        """The record as it was when it was last fetched; asks nobody. For when the repository is out of reach."""
+        """The record as it was when it was last fetched; asks nobody. For when the repository is out of reach, or the branch gone."""
         return await self._stored(await self._objects.cached(self._remote, self._ref))
 
     async def tip(self) -> Commit | None:
         """The newest version without reading it: where a record that can't be read is replaced by ``recover``."""
-        listing = await self._objects.refresh(self._remote, (self._ref,))
+        listing = await self._objects.refresh(self._remote, (self._ref,), keep=True)
         return listing.refs.get(self._ref)
 
     async def write(
@@ -138,11 +138,12 @@ class GitRecordStore:
         except layout.LayoutError as broken:
             raise UnreadableRecordError(self._unreadable(version, broken)) from broken
 
-    def _gone(self, known: _Known) -> RecordError:
-        """A branch that was there a moment ago is no new fleet: nodes that have no agent yet would become another fleet's."""
-        return RecordError(
-            f"reading the record on {self.place}: the branch is gone, and it held serial {known.kept.record.serial}: nothing is "
-            f"changed; push it back (git --git-dir={self._objects.path} push {self._remote} {known.version}:{self._ref}), or "
+    def _gone(self, last: Stored) -> "LostRecordError":
+        """A branch that was here once is no new fleet: nodes that have no agent yet would become another fleet's."""
+        assert last.record is not None
+        return LostRecordError(
+            f"reading the record on {self.place}: the branch is gone, and it held serial {last.record.serial}: nothing is "
+            f"changed; push it back (git --git-dir={self._objects.path} push {self._remote} {last.version}:{self._ref}), or "
             "rebuild it from the agents with llmgw recover"
         )
 
@@ -271,6 +272,10 @@ class GitRecordStore:
 
     def _lost(self) -> LostRaceError:
         return LostRaceError(f"pushing the record to {self.place}: somebody else wrote it first: plan again")
+
+
+class LostRecordError(RecordError):
+    """The branch is gone, and this state directory knows what it held last."""
 
 
 class UnreadableRecordError(RecordError):

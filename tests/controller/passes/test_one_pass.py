@@ -11,7 +11,7 @@ from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.prepare import Wish
 from llmgw.controller.passes.progress import Silent
 from llmgw.controller.repo.records import LostRaceError, MemoryRecordStore
-from llmgw.model.ids import Commit
+from llmgw.model.ids import Commit, FleetId
 from llmgw.model.plan import Plan, StepKind
 from llmgw.model.problems import (
     AgentError,
@@ -379,15 +379,34 @@ def test_another_secret_is_refused_before_anything_is_commanded() -> None:
     run(main())
 
 
-def test_a_fleet_that_lost_its_record_does_not_command_the_agents_of_another() -> None:
+def test_a_fleet_that_lost_its_record_starts_nothing_beside_what_runs() -> None:
+    """Also not on a machine that no fleet has yet, which would become another one's."""
+
     async def main() -> None:
         world = World()
         await world.settle()
-        world.store = MemoryRecordStore()
+        bare = World(nodes=("gpu01", "gpu02"), agents=False)
+        bare.transport.nodes["gpu01"] = world.machines["gpu01"]
         commands = len(world.commands)
-        result = await world.apply()
+        with pytest.raises(
+            StalledError,
+            match=r"chat of these manifests runs on gpu01 already, for fleet fleet-1.*llmgw recover",
+        ):
+            await bare.apply()
         assert len(world.commands) == commands
-        assert "llmgw recover" in result.prepared.observed.nodes["gpu01"].error
+        assert bare.agents["gpu02"].fleet is None
+        assert not await bare.store.history()
+
+    run(main())
+
+
+def test_a_machine_of_another_fleet_that_runs_nothing_of_ours_holds_nothing_up() -> None:
+    async def main() -> None:
+        world = World(nodes=("gpu01", "gpu02"))
+        world.agents["gpu01"].fleet = FleetId("fleet-other")
+        result = await world.apply()
+        assert "belongs to fleet fleet-other" in result.prepared.observed.nodes["gpu01"].error
+        assert world.agents["gpu02"].shards
 
     run(main())
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmgw.controller.passes.links import Links
-from llmgw.controller.passes.recover import Recovered, recover
+from llmgw.controller.passes.recover import Before, Recovered, recover
 from llmgw.controller.repo.records import MemoryRecordStore, Stored
 from llmgw.core.record import custody
 from llmgw.core.record.rebuilding import rebuilt
@@ -25,10 +25,10 @@ def run(main: Coroutine[Any, Any, None]) -> None:
     asyncio.run(main)
 
 
-async def recovered(world: World) -> Recovered:
+async def recovered(world: World, *, before: Before | None = None, **how: Any) -> Recovered:
     links = Links({"local": world.transport})
     try:
-        return await recover(world.fleet(), links, commit=None, after=None)
+        return await recover(world.fleet(), links, commit=None, before=before or Before(), **how)
     finally:
         await links.close()
 
@@ -152,6 +152,63 @@ def test_without_the_secret_there_is_no_recovery() -> None:
     run(main())
 
 
+def test_what_was_forgotten_is_left_out_by_name() -> None:
+    """No agent knows it."""
+
+    async def main() -> None:
+        world = await lost(Model(replicas=2))
+        found = await recovered(world, forget=["model/chat/1"])
+        (name,) = found.record.forgotten
+        assert name.endswith("-1.1")
+        assert len(found.record.replicas) == len(found.record.endpoints) == 1
+        world.branch.commit_models(Model())
+        await world.settle()
+        assert list(world.states().values()) == ["ready", "ready"], "no plan touches it"
+
+    run(main())
+
+
+def test_a_name_that_runs_nowhere_is_not_left_out() -> None:
+    async def main() -> None:
+        world = await lost()
+        with pytest.raises(StalledError, match="nothing that is managed here is called model/code"):
+            await recovered(world, forget=["model/code"])
+        assert not await world.store.history()
+
+    run(main())
+
+
+def test_what_is_not_agreed_to_is_not_written() -> None:
+    async def main() -> None:
+        world = await lost()
+
+        def refuse(found: Recovered) -> None:
+            assert len(found.record.replicas) == 1
+            raise StalledError("no")
+
+        with pytest.raises(StalledError, match="no"):
+            await recovered(world, approve=refuse)
+        assert not await world.store.history()
+
+    run(main())
+
+
+def test_what_the_branch_held_when_it_was_last_read_still_counts() -> None:
+    async def main() -> None:
+        world = World(Model(replicas=2))
+        await world.settle()
+        last = await record_of(world)
+        going = [name for name in last.replicas if name.endswith("-1.1")]
+        last = custody.forgotten(last, going, by="ann@desk", at=NOW, why="handed over")
+        world.store = MemoryRecordStore()
+        found = await recovered(world, before=Before(record=last))
+        assert list(found.record.forgotten) == going
+        assert found.record.serial == last.serial + 1
+        assert len(found.record.replicas) == 1
+
+    run(main())
+
+
 # ---- set back ----------------------------------------------------------------------------------------
 
 
@@ -162,11 +219,7 @@ async def set_back(world: World, old: Record) -> Stored:
 
 
 async def recovered_over(world: World, stored: Stored) -> Recovered:
-    links = Links({"local": world.transport})
-    try:
-        return await recover(world.fleet(), links, commit=None, after=stored.version, before=stored.record)
-    finally:
-        await links.close()
+    return await recovered(world, before=Before(version=stored.version, record=stored.record))
 
 
 async def record_of(world: World) -> Record:

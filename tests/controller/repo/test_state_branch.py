@@ -18,7 +18,7 @@ from llmgw.clock import FakeClock
 from llmgw.controller.repo.objects import ObjectStore
 from llmgw.controller.repo.records import LostRaceError, RecordError
 from llmgw.controller.repo.remote import remote_of
-from llmgw.controller.repo.state_branch import GitRecordStore
+from llmgw.controller.repo.state_branch import GitRecordStore, LostRecordError
 from llmgw.model.ids import Commit, FleetId
 from llmgw.model.problems import RetryError, StalledError
 from llmgw.model.record import ModelRecord, NodeRecord, Record
@@ -235,19 +235,33 @@ def test_history_rewritten_by_hand_makes_the_writer_lose(store: GitRecordStore, 
     assert asyncio.run(store.read()).version == other
 
 
-def test_a_branch_that_vanishes_is_no_new_fleet(store: GitRecordStore, work: Any) -> None:
-    """Machines without an agent were set up for another fleet then."""
+def test_a_branch_that_vanishes_is_no_new_fleet(
+    make_objects: Make, store: GitRecordStore, work: Any, clock: FakeClock
+) -> None:
+    """Machines without an agent were set up for another fleet then: whoever has read it once knows, in later runs too."""
     first = write(store, record(4))
     work.git("update-ref", "-d", f"refs/heads/{STATE}")
-    for _ in range(2):
-        with pytest.raises(
-            StalledError, match=r"the branch is gone, and it held serial 4.*llmgw recover"
-        ) as told:
-            asyncio.run(store.read())
+    gone = r"the branch is gone, and it held serial 4.*llmgw recover"
+    for reader in (store, store, open_store(make_objects(), str(work.path), clock)):
+        with pytest.raises(LostRecordError, match=gone) as told:
+            asyncio.run(reader.read())
+        assert asyncio.run(reader.tip()) is None
+        assert asyncio.run(reader.read_cached()).record == record(4)
     push = re.search(r"\(git (.*)\), or", str(told.value))
     assert push is not None
     work.git(*push[1].split())
     assert asyncio.run(store.read()).version == first
+
+
+def test_a_branch_that_vanished_is_made_anew_by_whoever_writes_without_one(
+    make_objects: Make, store: GitRecordStore, work: Any, clock: FakeClock
+) -> None:
+    write(store, record(4))
+    work.git("update-ref", "-d", f"refs/heads/{STATE}")
+    again = open_store(make_objects(), str(work.path), clock)
+    made = write(again, record(5))
+    assert work.git("rev-parse", STATE) == made
+    assert asyncio.run(store.read()).record == record(5)
 
 
 # ---- interruptions -------------------------------------------------------------------------------------------
@@ -260,7 +274,7 @@ from llmgw.clock import FakeClock
 from llmgw.controller.repo.git import Git, GitEnvironment
 from llmgw.controller.repo.objects import ObjectStore
 from llmgw.controller.repo.remote import remote_of
-from llmgw.controller.repo.state_branch import GitRecordStore
+from llmgw.controller.repo.state_branch import GitRecordStore, LostRecordError
 from llmgw.model.ids import FleetId
 from llmgw.model.record import Record
 state, location, path = sys.argv[1:]
