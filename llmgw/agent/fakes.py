@@ -201,9 +201,19 @@ class _Seam:
 class FakeSpawner(_Seam):
     def __init__(self, node: PretendedNode, *, checkpoint: Checkpoint | None = None) -> None:
         super().__init__(node, checkpoint)
+        self.prepared: set[tuple[str, str]] = set()  # shard and process of what waits for its order
+
+    async def prepare(self, shard: str, process: str) -> None:
+        self._reach("prepare")
+        self.prepared.add((shard, process))
+
+    async def dismiss(self, shard: str) -> None:
+        self._reach("dismiss")
+        self.prepared = {(name, process) for name, process in self.prepared if name != shard}
 
     async def spawn(self, order: Order) -> Running:
         self._reach("spawn")
+        self.prepared.discard((order.shard, order.process))
         await asyncio.sleep(EXEC_TAKES)
         self._reach("spawn executes")
         process = self._node.start(order)
@@ -377,6 +387,10 @@ class MemoryDisk(_Seam):
         if self._contents.full:
             raise StalledError(f"writing {name}: No space left on device: free space on that disk")
         self._contents.files[name] = data
+
+    async def write_all(self, files: Mapping[str, bytes]) -> None:
+        for name, data in files.items():
+            await self.write(name, data)
 
     async def read(self, name: str) -> bytes | None:
         self._reach("read")

@@ -73,6 +73,15 @@ class Running:
 class Spawner(Protocol):
     """Processes of this node."""
 
+    async def prepare(self, shard: str, process: str) -> None:
+        """Begins what its ``spawn`` needs before it needs the order, so that the order can be written and checked meanwhile.
+        Nothing of the shard runs by it, and it never fails: ``spawn`` does all by itself then."""
+        ...
+
+    async def dismiss(self, shard: str) -> None:
+        """What was prepared for it and not spawned ends without a trace, as it does when the agent dies."""
+        ...
+
     async def spawn(self, order: Order) -> Running:
         """Returns when the shim has executed the engine. Raises StalledError with the reason when it can't."""
         ...
@@ -156,6 +165,10 @@ class Disk(Protocol):
     async def write(self, name: str, data: bytes, *, lasting: bool = True) -> None:
         """Temp file, fsync, rename, mode 0600. Raises StalledError naming the file when the disk refuses. Not ``lasting``: after a
         power failure the file may be the one before, whole as well."""
+        ...
+
+    async def write_all(self, files: Mapping[str, bytes]) -> None:
+        """Each as by ``write``, in their order, but waiting for the disk as long as for one."""
         ...
 
     async def read(self, name: str) -> bytes | None:

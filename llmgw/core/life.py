@@ -67,7 +67,9 @@ class Life:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ordered:
-    """A standing order has come."""
+    """A standing order has come. ``here``: there is no job to wait for."""
+
+    here: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

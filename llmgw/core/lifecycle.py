@@ -5,8 +5,8 @@ agent's supervisor, which carries the actions out and brings what happens as eve
 
       Ordered               JobsWaiting
     ───────────▶ pending ───────────────▶ installing ◀─▶ fetching
-                  │  ▲  ▲                     │ │ JobsFailed, deadline
-         JobsDone │  │  └──────────┐ JobsDone │ └──────────────────────▶ failed
+        JobsDone, │  ▲  ▲                     │ │ JobsFailed, deadline
+    Ordered(here) │  │  └──────────┐ JobsDone │ └──────────────────────▶ failed
                   ▼  │ next try    │          ▼
                backoff             └── starting (checks, sidecars, rendezvous, exec) ── LaunchRefused ─▶ backoff | failed
                   ▲                       │ PortOpen; without HTTP: Launched
@@ -117,7 +117,8 @@ def step(life: Life, event: Event, now: datetime, rules: Rules) -> Step:  # noqa
     """What becomes of a shard when something happens. An event that means nothing in a state changes nothing."""
     match event:
         case Ordered():
-            return _pending(life, "ordered", now)
+            pending, actions = _pending(life, "ordered", now)
+            return _jobs_done(pending, now, rules) if event.here else (pending, actions)
         case JobsWaiting():
             return _jobs_waiting(life, event, now, rules)
         case JobsDone():

@@ -117,6 +117,10 @@ class MemoryDisk:
         self.writes.append(name)
         self.files[name] = data
 
+    async def write_all(self, files: Mapping[str, bytes]) -> None:
+        for name, data in files.items():
+            await self.write(name, data)
+
     async def read(self, name: str) -> bytes | None:
         return self.files.get(name)
 

@@ -70,6 +70,40 @@ def full(tmp_path: Path) -> Iterator[Path]:
         os.system(f"umount {folder}")
 
 
+def test_several_files_are_all_there_or_the_old_ones_stay(full: Path) -> None:
+    disk = FileDisk(full)
+    asyncio.run(disk.write_all({"secrets/a.json": b"s", "shards/a.json": b"old"}))
+    with pytest.raises(StalledError, match=r"writing .*/shards/a\.json: No space left on device: free space"):
+        asyncio.run(disk.write_all({"secrets/a.json": b"t", "shards/a.json": b"x" * 4 * 1024 * 1024}))
+    assert asyncio.run(disk.read_all("secrets")) == {"a.json": b"s"}
+    assert asyncio.run(disk.read_all("shards")) == {"a.json": b"old"}
+    assert [path.name for path in (full / "secrets").iterdir()] == ["a.json"]
+
+
+def test_a_file_that_can_not_be_read_yet_holds_up_whoever_asks_for_it_and_nobody_else(tmp_path: Path) -> None:
+    """The whole agent stood still: its probes, its watchers, its socket."""
+    os.mkfifo(tmp_path / "slow")
+    disk = FileDisk(tmp_path)
+
+    async def story() -> None:
+        first = asyncio.ensure_future(disk.read("slow"))
+        second = asyncio.ensure_future(disk.write("after", b"1"))
+        told_to_end = asyncio.ensure_future(disk.write("last", b"1"))
+        await asyncio.sleep(0)
+        told_to_end.cancel()
+        await asyncio.sleep(0)  # the loop goes on
+        assert not any(task.done() for task in (first, second, told_to_end))
+        with await asyncio.to_thread((tmp_path / "slow").open, "wb") as writer:
+            writer.write(b"at last")
+        assert await first == b"at last"
+        await second
+        with pytest.raises(asyncio.CancelledError):
+            await told_to_end
+
+    asyncio.run(story())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["after", "last", "slow"]
+
+
 def test_links_are_removed_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -154,6 +154,12 @@ def test_stop_leads_from_every_state_to_stopped(state: ShardState) -> None:
     assert "moved" in stopped.reason
 
 
+def test_an_order_that_waits_for_no_job_is_launched_at_once_as_one_whose_jobs_are_done() -> None:
+    at_once = step(newborn(NOW), Ordered(here=True), NOW, RULES)
+    assert at_once == step(after(), JobsDone(), NOW, RULES)
+    assert at_once[1] == (Action.LAUNCH,)
+
+
 def test_a_healthy_life_begins_each_activity_once() -> None:
     life = newborn(NOW)
     begun: list[Action] = []

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from llmgw.agent.shards.processes import LOADER, SHIM
+from llmgw.agent.shards.shims import LOADER, SHIM
 
 
 class Bench:

@@ -2,10 +2,13 @@
 before anything runs."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from llmgw.agent.shards import claims
+from llmgw.agent.shards import claims, launching
 from llmgw.agent.shards.orders import StoredOrder
 from llmgw.agent.shards.surroundings import Surroundings
+from llmgw.core.life import Action, Adopted, Ordered
+from llmgw.core.lifecycle import rules_of, step
 from llmgw.model.claims import Claims
 from llmgw.model.launch import LaunchSpec
 from llmgw.model.problems import AgentError, StalledError
@@ -23,11 +26,20 @@ async def allow(spec: LaunchSpec, held: Mapping[str, Claims], around: Surroundin
         raise AgentError(f"starting shard {spec.shard}: {why}", code=CONFLICT)
 
 
-async def write(order: StoredOrder, secrets: Mapping[str, str], around: Surroundings) -> None:
-    """Before anything starts. Raises AgentError when the disk refuses."""
-    shard = order.spec.shard
+async def write(
+    order: StoredOrder, first: Ordered | Adopted, secrets: Mapping[str, str], around: Surroundings
+) -> None:
+    """Before anything starts, with what the ``first`` event makes of it: nothing more is written until a process runs. What a
+    process needs before its order is begun beside it. Raises AgentError when the disk refuses."""
+    spec = order.spec
+    life, actions = step(order.life, first, around.clock.now(), rules_of(spec))
+    if Action.LAUNCH in actions:
+        await launching.prepare(spec, around)
     try:
-        await around.orders.save_secrets(shard, secrets)
-        await around.orders.save(order)
-    except StalledError as wrong:
-        raise AgentError(f"starting shard {shard}: {wrong}: nothing was started", code=NO_SPACE) from wrong
+        await around.orders.save_first(replace(order, life=life), secrets)
+    except BaseException as wrong:
+        await around.spawner.dismiss(spec.shard)
+        if isinstance(wrong, StalledError):
+            told = f"starting shard {spec.shard}: {wrong}: nothing was started"
+            raise AgentError(told, code=NO_SPACE) from wrong
+        raise

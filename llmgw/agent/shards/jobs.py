@@ -19,7 +19,7 @@ BRINGS = 8
 
 async def await_jobs(spec: LaunchSpec, around: Surroundings, tell: Callable[[Event], None]) -> None:
     """Tells JobsDone or JobsFailed, and meanwhile what it waits for."""
-    needs = _to_wait_for(spec, around)
+    needs = to_wait_for(spec, around)
     if not needs:
         tell(JobsDone())
         return
@@ -41,8 +41,8 @@ async def await_jobs(spec: LaunchSpec, around: Surroundings, tell: Callable[[Eve
         waiting.cancel()
 
 
-def _to_wait_for(spec: LaunchSpec, around: Surroundings) -> tuple[JobId, ...]:
-    """A job that nobody remembers any more is no obstacle when what it was to bring is there: old ones are dropped, and their
+def to_wait_for(spec: LaunchSpec, around: Surroundings) -> tuple[JobId, ...]:
+    """Jobs, perhaps done by now. One that nobody remembers any more is no obstacle when what it was to bring is there: old ones are dropped, and their
     files may break."""
     here = {digest[:BRINGS] for digest in _here(spec, around)}
     return tuple(

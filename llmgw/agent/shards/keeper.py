@@ -19,6 +19,7 @@ from llmgw.agent.seams import (
     Spawner,
 )
 from llmgw.agent.shards import admission, adoption, reports, tokens
+from llmgw.agent.shards.jobs import to_wait_for
 from llmgw.agent.shards.logs import AGENT, LogBook
 from llmgw.agent.shards.orders import (
     SAFE_SHARD,
@@ -145,6 +146,8 @@ class Shards:
             existing = self._shards.get(spec.shard)
             if existing is not None and not existing.terminal:
                 return await self._live_already(existing, params)
+            if existing is not None:
+                await existing.settled()  # what is told may not be on disk yet
             return await self._start(spec, params.secrets, params.command.fence)
 
     async def _start(
@@ -166,14 +169,13 @@ class Shards:
             boot_id=self._around.settings.boot_id,
             by_hand=by_hand,
         )
-        await admission.write(order, secrets, self._around)
+        first = Adopted() if there else Ordered(here=not to_wait_for(spec, self._around))
+        await admission.write(order, first, secrets, self._around)
         if existing is not None:
             await existing.close()
         await self._readable_again(spec.shard)
-        if there:
-            shard = self._begin(order, Adopted(), running=there, secrets=secrets)
-            return Accepted(shard=shard.report(), detail="it runs already, and is adopted")
-        return Accepted(shard=self._begin(order, Ordered(), secrets=secrets).report())
+        shard = self._begin(order, first, running=there, secrets=secrets)
+        return Accepted(shard=shard.report(), detail="it runs already, and is adopted" if there else "")
 
     async def _live_already(self, shard: Shard, params: StartParams) -> Accepted:
         await shard.commanded(None)
@@ -266,6 +268,7 @@ class Shards:
                     f"forgetting shard {params.shard}: it is {shard.life.state.value}: stop it first",
                     code=CONFLICT,
                 )
+            await shard.settled()  # what is told may not be on disk yet
             names = tuple(process.name for process in shard.spec.processes)
             home = self._around.home(params.shard)
             try:

@@ -16,37 +16,47 @@ RENDEZVOUS_EVERY = 0.2
 CONNECT_WITHIN = 2.0
 
 
+async def prepare(spec: LaunchSpec, around: Surroundings) -> None:
+    """What the first process needs before its order, beside whatever is to be done until then. Not for one that waits for
+    others, which may be for minutes. Whoever prepares has to launch or to dismiss."""
+    first = spec.processes[0]
+    if first.wait_for is None:
+        await around.spawner.prepare(spec.shard, first.name)
+
+
 async def launch(
     spec: LaunchSpec, around: Surroundings, started: Started, tell: Callable[[Event], None]
 ) -> None:
     """Tells Launched or LaunchRefused, exactly once."""
     try:
-        used = await around.spawner.used(spec.shard)
-        if used and (left := await around.spawner.remaining(spec.shard)):
-            error = f"pid {left[0]} of an earlier start is left"
-            tell(LaunchRefused(error=error, processes=True))
-            return
-        forbidden = around.rules.start(spec, await around.gpus.sample() if spec.claims.gpus else ())
-        why = forbidden or await _mismatch(spec, around)
-        if why:
-            tell(LaunchRefused(error=f"mismatch: {why}", mismatch=True))
-            return
-        known = await _known(spec, around)
-        for process in spec.processes:
-            if not await _rendezvous(process, around, started, tell):
-                return
-            # A rendezvous may have taken minutes; before the first process everything is looked at once more.
-            if process.wait_for and not started.running:
-                why = await _mismatch(spec, around)
-                if why:
-                    tell(LaunchRefused(error=f"mismatch: {why}", mismatch=True))
-                    return
-            tell(Waiting(reason=f"starting {process.name}"))
-            await started.spawn(_order(spec, process, around, known))
+        await prepare(spec, around)
+        told = await _launch(spec, around, started, tell)
     except (LlmgwError, CodecError) as wrong:
-        tell(LaunchRefused(error=str(wrong), processes=bool(started.running)))
-        return
-    tell(Launched())
+        told = LaunchRefused(error=str(wrong), processes=bool(started.running))
+    finally:
+        await around.spawner.dismiss(spec.shard)
+    tell(told)
+
+
+async def _launch(
+    spec: LaunchSpec, around: Surroundings, started: Started, tell: Callable[[Event], None]
+) -> Launched | LaunchRefused:
+    used = await around.spawner.used(spec.shard)
+    if used and (left := await around.spawner.remaining(spec.shard)):
+        return LaunchRefused(error=f"pid {left[0]} of an earlier start is left", processes=True)
+    forbidden = around.rules.start(spec, await around.gpus.sample() if spec.claims.gpus else ())
+    if why := forbidden or await _mismatch(spec, around):
+        return LaunchRefused(error=f"mismatch: {why}", mismatch=True)
+    known = await _known(spec, around)
+    for process in spec.processes:
+        if nobody := await _nobody_met(process, around, tell):
+            return LaunchRefused(error=nobody, processes=bool(started.running))
+        # A rendezvous may have taken minutes; before the first process everything is looked at once more.
+        if process.wait_for and not started.running and (why := await _mismatch(spec, around)):
+            return LaunchRefused(error=f"mismatch: {why}", mismatch=True)
+        tell(Waiting(reason=f"starting {process.name}"))
+        await started.spawn(_order(spec, process, around, known))
+    return Launched()
 
 
 async def _mismatch(spec: LaunchSpec, around: Surroundings) -> str | None:
@@ -85,18 +95,15 @@ def _order(spec: LaunchSpec, process: Process, around: Surroundings, known: Mapp
     )
 
 
-async def _rendezvous(
-    process: Process, around: Surroundings, started: Started, tell: Callable[[Event], None]
-) -> bool:
+async def _nobody_met(process: Process, around: Surroundings, tell: Callable[[Event], None]) -> str:
+    """Why the process can't meet those that it must; empty: it can, or needs nobody."""
     wait = process.wait_for
     if wait is None:
-        return True
+        return ""
     tell(Waiting(reason=f"{process.name} waits for {wait.host}:{wait.port}"))
     if await _listens(wait, around):
-        return True
-    error = f"nothing has listened at {wait.host}:{wait.port} for {wait.timeout:.0f} s, where {process.name} must meet others"
-    tell(LaunchRefused(error=error, processes=bool(started.running)))
-    return False
+        return ""
+    return f"nothing has listened at {wait.host}:{wait.port} for {wait.timeout:.0f} s, where {process.name} must meet others"
 
 
 async def _listens(wait: WaitFor, around: Surroundings) -> bool:

@@ -70,16 +70,24 @@ class Orders:
 
     async def save(self, order: StoredOrder, *, lasting: bool = True) -> None:
         """Raises StalledError naming the file when the disk refuses. ``lasting``: over a power failure too."""
-        name = f"{FOLDER}/{order.spec.shard}.json"
-        await self._disk.write(name, codec.dumps_readable(order), lasting=lasting)
+        await self._disk.write(_order_of(order.spec.shard), codec.dumps_readable(order), lasting=lasting)
+
+    async def save_first(self, order: StoredOrder, secrets: Mapping[str, str]) -> None:
+        """An order that has just come, over a power failure too. Its secrets before it, or none of an earlier one of its name."""
+        shard = order.spec.shard
+        self._learn_all(secrets)
+        if not secrets:
+            await self._disk.remove(_secrets_of(shard))
+        kept = {_secrets_of(shard): _stored(secrets)} if secrets else {}
+        await self._disk.write_all({**kept, _order_of(shard): codec.dumps_readable(order)})
 
     async def save_secrets(self, shard: ShardId, values: Mapping[str, str]) -> None:
         self._learn_all(values)
-        await self._disk.write(f"{SECRETS}/{shard}.json", codec.dumps(StoredSecrets(values=values)))
+        await self._disk.write(_secrets_of(shard), _stored(values))
 
     async def secrets(self, shard: ShardId) -> Mapping[str, str]:
         """Raises CodecError when they can't be read; the message names no value."""
-        data = await self._disk.read(f"{SECRETS}/{shard}.json")
+        data = await self._disk.read(_secrets_of(shard))
         if data is None:
             return {}
         try:
@@ -98,13 +106,13 @@ class Orders:
 
     async def remove(self, shard: ShardId, processes: tuple[str, ...], *, home: str) -> None:
         """The order goes last: as long as it is there, forgetting is not done."""
-        await self._disk.remove(f"{SECRETS}/{shard}.json")
+        await self._disk.remove(_secrets_of(shard))
         for process in processes:
             for ending in ("json", "json.lock", "json.end", "json.new", "json.restored"):
                 await self._disk.remove(f"status/{shard}.{process}.{ending}")
         await self._disk.remove_folder(f"logs/{shard}")
         await self._disk.remove_folder(home)
-        await self._disk.remove(f"{FOLDER}/{shard}.json")
+        await self._disk.remove(_order_of(shard))
 
     async def load(self) -> Found:
         """Never raises for a file's sake: one broken order must not hide the others."""
@@ -123,6 +131,18 @@ class Orders:
 
     async def discard_unreadable(self, shard: str) -> None:
         await self._disk.remove(f"{FOLDER}/{ASIDE}/{shard}.json")
+
+
+def _order_of(shard: str) -> str:
+    return f"{FOLDER}/{shard}.json"
+
+
+def _secrets_of(shard: str) -> str:
+    return f"{SECRETS}/{shard}.json"
+
+
+def _stored(secrets: Mapping[str, str]) -> bytes:
+    return codec.dumps(StoredSecrets(values=secrets))
 
 
 def needed(specs: Iterable[LaunchSpec], unreadable: Iterable[str]) -> Mapping[str, tuple[ShardId, ...]]:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import grp
 import hashlib
-import marshal
 import os
 import pwd
 import sys
@@ -12,27 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import llmgw
 from llmgw.agent.seams import Order, ProcessId, Running
 from llmgw.agent.shards import cgroups, listeners, proc, statusfiles
-from llmgw.agent.shards.belongings import AGENT_MARK, SHIM_MARK, Belongings
+from llmgw.agent.shards.belongings import AGENT_MARK, Belongings
+from llmgw.agent.shards.shims import Shim
 from llmgw.clock import Clock
 from llmgw.model.ids import ShardId, parse_shard_id
 from llmgw.model.problems import StalledError
 from llmgw.model.report import Exit
 
-SHIM = Path(llmgw.__file__).parent / "runtime" / "shim.py"
-LOADER = "import sys;sys.path.append(sys.argv[1].rpartition('/')[0]);from shim import main;main()"
-"""Python keeps what it compiles of a module, and not of a program that is run by path."""
-ANSWER_WITHIN = 60.0
-"""Seconds for a shim to execute its engine: Python's start and two small writes, on a disk that is busy."""
-STARTED = "ok"
-MAX_ANSWER = 64 * 1024
 SETTLE_WITHIN = 10.0
 """Seconds for a living shim to put a dead engine's end on record; it takes milliseconds."""
 SHIM_OOM_SCORE = -500
 ACCELERATOR_GROUPS = ("video", "render")
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class ShimSpawner:
@@ -50,8 +41,9 @@ class ShimSpawner:
         self._work = work
         self._clock = clock
         self._python = python
-        self._tag = hashlib.sha256(os.fsencode(work.resolve())).hexdigest()[:8]
+        self._tag = tag_of(work)
         self._boot = proc.boot_id()
+        self._prepared: dict[tuple[str, str], Shim] = {}
         self._statuses = work / "status"
         self._belongings = Belongings(
             status_folder=self._statuses,
@@ -77,7 +69,11 @@ class ShimSpawner:
         if before is not None and (self._lives(before.shim) or self._lives(before.engine)):
             raise StalledError(f"{what}: it runs already as pid {_pid(before.engine)}: stop it first")
         _prepare(what, path, Path(order.log))
-        if why := await self._run_shim(what, order):
+        try:
+            why = await self._run_shim(order)
+        except StalledError as wrong:
+            raise StalledError(f"{what}: {wrong}") from wrong
+        if why:
             raise StalledError(f"{what}: {why}")
         status = statusfiles.read(path)
         if status is None or status.engine is None:
@@ -177,39 +173,26 @@ class ShimSpawner:
 
     # ---- The shim ---------------------------------------------------------------------------------------
 
-    async def _run_shim(self, what: str, order: Order) -> str:
+    async def prepare(self, shard: str, process: str) -> None:
+        if (shard, process) in self._prepared:
+            return
+        with contextlib.suppress(StalledError):  # its spawn tries again, and says why it can't be
+            self._prepared[shard, process] = await self._begin(shard, process)
+
+    async def dismiss(self, shard: str) -> None:
+        waiting = [process for name, process in self._prepared if name == shard]
+        for shim in [self._prepared.pop((shard, process)) for process in waiting]:
+            await shim.dismiss()
+
+    async def _begin(self, shard: str, process: str) -> Shim:
+        return await Shim.begin(self._python, f"{self._tag}/{shard}/{process}")
+
+    async def _run_shim(self, order: Order) -> str:
         """Empty when the engine is executed, else why not."""
-        mark = f"{self._tag}/{order.shard}/{order.process}"
-        try:
-            shim = await asyncio.create_subprocess_exec(
-                self._python,
-                "-I",
-                "-S",
-                "-c",
-                LOADER,
-                str(SHIM),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env={SHIM_MARK: mark, "PATH": PATH},
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError as wrong:
-            raise StalledError(f"{what}: running {self._python}: {wrong.strerror}") from wrong
-        data = marshal.dumps(self._shim_order(order))
-        try:
-            out, err = await asyncio.wait_for(shim.communicate(data), ANSWER_WITHIN)
-        except asyncio.TimeoutError as wrong:
-            with contextlib.suppress(ProcessLookupError):
-                shim.kill()
-            await shim.wait()
-            raise StalledError(f"{what}: its shim has not answered within {ANSWER_WITHIN:.0f} s") from wrong
-        answer = out[:MAX_ANSWER].decode(errors="replace")
-        if answer:
-            return "" if answer == STARTED else answer
-        tail = err[-500:].decode(errors="replace").strip()
-        return f"its shim has died: {tail}" if tail else "its shim has died"
+        filled = self._shim_order(order)
+        prepared = self._prepared.pop((order.shard, order.process), None)
+        shim = prepared or await self._begin(order.shard, order.process)
+        return await shim.order(filled)
 
     def _shim_order(self, order: Order) -> dict[str, Any]:
         group = self._belongings.cgroup(order.shard)
@@ -269,6 +252,11 @@ class ShimSpawner:
     async def _poll_gone(self, process: ProcessId) -> None:
         while self._lives(process):  # noqa: ASYNC110 - the kernel offers nothing to wait for
             await asyncio.sleep(0.2)
+
+
+def tag_of(work: Path) -> str:
+    """Names the agent of a work directory among several of one machine."""
+    return hashlib.sha256(os.fsencode(work.resolve())).hexdigest()[:8]
 
 
 def _prepare(what: str, status_file: Path, log: Path) -> None:

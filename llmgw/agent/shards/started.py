@@ -56,7 +56,8 @@ class Started:
         return running
 
     async def settle(self) -> None:
-        """Waits for a start that was under way when its launch was given up."""
+        """Waits for a start that was under way when its launch was given up, and calls off what was only prepared."""
+        await self._around.spawner.dismiss(self._spec.shard)
         if self._spawning is None:
             return
         try:

@@ -208,6 +208,7 @@ class Shard:
         """Stops watching; the processes run on."""
         self._disarm()
         await cancelled(self._main, self._activity, self._keeping, *self._started.tasks())
+        await self._around.spawner.dismiss(self.spec.shard)
 
     # ---- The table ----------------------------------------------------------------------------------------
 
@@ -233,10 +234,10 @@ class Shard:
         if life == before and not actions:
             return
         self._order = replace(self._order, life=life, processes=self._started.running)
+        self._publish(before, life)  # whoever watches need not wait for the disk
         news = replace(life, reason="") != replace(before, reason="") or actions
         if news and not _known_to_the_next(event, before):
             await self._save(lasting=isinstance(event, StopAsked | DrainAsked | Rebooted))
-        self._publish(before, life)
         if life.deadline != before.deadline or self._timer is None:
             self._arm(life)
         for action in actions:
@@ -244,14 +245,17 @@ class Shard:
 
     async def _save(self, *, lasting: bool = True) -> None:
         """What is not a command need not outlive a power failure: no process does, and the next agent sees that."""
+        before = self._problem
         try:
             await self._around.orders.save(self._order, lasting=lasting)
         except LlmgwError as wrong:
-            if not self._problem:
+            if not before:
                 self._around.events(reports.problem(self.spec.shard, str(wrong)))
             self._problem = str(wrong)
         else:
             self._problem = ""
+        if self._problem != before:
+            self._around.events(self.report())
 
     def _publish(self, before: Life, life: Life) -> None:
         if life.state is not before.state:

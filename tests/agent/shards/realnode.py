@@ -13,7 +13,7 @@ from typing import Any
 
 from llmgw.agent.seams import Order, Running
 from llmgw.agent.shards import proc, statusfiles
-from llmgw.agent.shards.processes import ShimSpawner
+from llmgw.agent.shards.processes import ShimSpawner, tag_of
 from llmgw.clock import SystemClock
 
 SHARD = "chat-abababab-0.1-r0"
@@ -24,6 +24,11 @@ PATH = "/usr/local/bin:/usr/bin:/bin"
 class RealNode:
     work: Path
     control_groups: bool = True
+
+    @property
+    def tag(self) -> str:
+        """As its agents name themselves in what they start."""
+        return tag_of(self.work)
 
     def spawner(self) -> ShimSpawner:
         """A new agent's."""

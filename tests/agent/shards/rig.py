@@ -182,6 +182,7 @@ class Rig:
     shards: Shards | None = None
     rules: Rules = ANYTHING
     probe: FakeProbe = field(init=False)
+    spawner: FakeSpawner = field(init=False)
 
     async def agent(
         self, *, checkpoint: Checkpoint | None = None, attending: ShardId | None = None
@@ -189,10 +190,11 @@ class Rig:
         """``attending``: only this shard is taken in hand, as for one command while no agent runs."""
         settings = ShardSettings(work=Path("/nowhere"), boot_id=self.node.boot_id, housekeeping=0)
         self.probe = FakeProbe(self.node, checkpoint=checkpoint)
+        self.spawner = FakeSpawner(self.node, checkpoint=checkpoint)
         self.shards = Shards(
             settings,
             clock=self.clock,
-            spawner=FakeSpawner(self.node, checkpoint=checkpoint),
+            spawner=self.spawner,
             probe=self.probe,
             disk=MemoryDisk(self.node, self.disk, checkpoint=checkpoint),
             gpus=FakeGpus(self.node, checkpoint=checkpoint),

@@ -10,7 +10,8 @@ from llmgw.agent.fakes import Script
 from llmgw.agent.seams import Order
 from llmgw.model.claims import Claims, GpuClaim
 from llmgw.model.facts import GpuProcess
-from llmgw.model.launch import Expect, Process
+from llmgw.model.ids import JobId
+from llmgw.model.launch import Expect, Process, WaitFor
 from llmgw.model.problems import AgentError
 from llmgw.wire.messages import CONFLICT, INVALID_PARAMS, NO_SPACE, KeyParams, LogsParams
 from tests.agent.shards.rig import (
@@ -91,7 +92,65 @@ def test_a_full_disk_refuses_the_start_and_nothing_is_started() -> None:
         assert refused.value.code == NO_SPACE
         await asyncio.sleep(60)
         assert not rig.node.starts
+        assert not rig.spawner.prepared
         assert not shards.reports()
+
+    on_node(story)
+
+
+def test_no_engine_is_executed_before_its_order_and_secrets_are_on_disk() -> None:
+    """What is prepared for it is begun before, and gets its order after."""
+
+    async def story(rig: Rig) -> None:
+        launch, seen = spec(env={"KEY": "${key}"}), []
+
+        def look(call: str) -> None:
+            if call in ("prepare", "spawn"):
+                seen.append((call, sorted(rig.disk.files)))
+
+        shards = await rig.agent(checkpoint=look)
+        await shards.start(start(launch, key="k"))
+        await rig.reaches(launch, "ready")
+        assert seen[0] == ("prepare", [])
+        assert seen[-1] == ("spawn", [f"secrets/{launch.shard}.json", f"shards/{launch.shard}.json"])
+        assert not rig.spawner.prepared
+
+    on_node(story)
+
+
+@pytest.mark.parametrize("waits", ["for a job", "for another node"])
+def test_nothing_is_prepared_for_what_may_wait_long(waits: str) -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        if waits == "for a job":
+            launch = spec(needs=(JobId("install-1"),))
+        else:
+            meet = WaitFor(host="10.0.0.2", port=29500, timeout=60)
+            launch = spec()
+            launch = replace(launch, processes=(replace(launch.processes[0], wait_for=meet),))
+        await shards.start(start(launch))
+        await rig.reaches(launch, "installing" if waits == "for a job" else "starting")
+        await asyncio.sleep(1)
+        assert not rig.spawner.prepared
+
+    on_node(story)
+
+
+def test_a_stop_and_a_mismatch_call_off_what_was_prepared() -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec()
+        await shards.start(start(launch))
+        assert rig.spawner.prepared
+        await shards.stop(stop(launch))
+        await rig.reaches(launch, "stopped")
+        assert not rig.spawner.prepared
+        rig.node.strangers[18000] = 4711
+        begun = len(rig.node.starts)
+        await shards.start(start(launch))
+        await rig.reaches(launch, "failed", says="mismatch")
+        assert not rig.spawner.prepared
+        assert len(rig.node.starts) == begun
 
     on_node(story)
 

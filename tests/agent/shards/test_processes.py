@@ -193,6 +193,68 @@ def test_the_same_process_is_never_started_twice(node: RealNode) -> None:
     asyncio.run(story())
 
 
+def shims_without_an_order(node: RealNode) -> list[int]:
+    """Pids of those that have started nothing."""
+    mark = f"LLMGW_SHIM={node.tag}/{SHARD}/engine".encode()
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if lives(pid) and mark in shown(pid, "environ").split(b"\0")]
+
+
+def test_a_shim_that_was_prepared_is_the_one_that_gets_the_order(node: RealNode) -> None:
+    async def story() -> None:
+        spawner = node.spawner()
+        await spawner.prepare(SHARD, "engine")
+        await spawner.prepare(SHARD, "engine")
+        await until(lambda: len(shims_without_an_order(node)) == 1)
+        [prepared] = shims_without_an_order(node)
+        assert not Path(node.status_file()).exists()  # noqa: ASYNC240 - a look at a name
+        started = await spawner.spawn(node.python(SLEEP))
+        assert not lives(prepared), "it has detached itself"
+        assert started.shim is not None
+        assert shims_without_an_order(node) == [started.shim.pid]
+
+    asyncio.run(story())
+
+
+def test_a_shim_that_gets_no_order_leaves_nothing(node: RealNode) -> None:
+    async def story() -> None:
+        spawner = node.spawner()
+        await spawner.prepare(SHARD, "engine")
+        await until(lambda: shims_without_an_order(node))
+        await spawner.dismiss(SHARD)
+        await spawner.dismiss(SHARD)
+        assert not shims_without_an_order(node)
+        assert await spawner.find(SHARD, "engine", node.status_file()) is None
+        assert not list(node.work.rglob("*"))
+        assert isinstance(await spawner.spawn(node.python(SLEEP)), Running), "and does not stand in the way"
+
+    asyncio.run(story())
+
+
+def test_a_shim_that_waits_for_its_order_ends_with_its_agent(node: RealNode) -> None:
+    agent = f"""
+import asyncio
+from pathlib import Path
+from tests.agent.shards.realnode import SHARD, RealNode
+async def main():
+    await RealNode(work=Path({str(node.work)!r})).spawner().prepare(SHARD, "engine")
+    print("prepared", flush=True)
+    await asyncio.sleep(300)
+asyncio.run(main())
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", agent], stdout=subprocess.PIPE, start_new_session=True
+    ) as child:
+        assert child.stdout is not None
+        try:
+            assert child.stdout.readline() == b"prepared\n"
+            asyncio.run(until(lambda: shims_without_an_order(node)))
+        finally:
+            child.kill()
+    asyncio.run(until(lambda: not shims_without_an_order(node)))
+    assert not list(node.work.rglob("*"))
+
+
 def test_an_agent_killed_by_kill_9_leaves_the_engine_and_the_next_adopts_it(node: RealNode) -> None:
     agent = f"""
 import asyncio, sys
