@@ -11,7 +11,7 @@ from llmgw.core.record.naming import node_renames, nodes_as_recorded, nodes_rena
 from llmgw.core.record.rebuilding import rebuilt
 from llmgw.model.desired import Desired
 from llmgw.model.ids import Commit, ReplicaId
-from llmgw.model.manifest import Dirs
+from llmgw.model.manifest import Dirs, PlacementRules
 from llmgw.model.plan import Action, StepKind
 from llmgw.model.problems import StalledError
 from llmgw.model.record import Forgotten, GivenUp, Setback
@@ -227,4 +227,12 @@ def test_the_commit_applied_last_is_read_in_the_names_that_the_record_has_by_now
     record = nodes_renamed(world.record, world.desired)
     known = nodes_as_recorded(called("gpu01"), world.desired, record)
     assert list(known.nodes) == ["gpu09"]
+    assert list(nodes_as_recorded(called("gpu01"), None, record).nodes) == ["gpu09"]
     assert nodes_as_recorded(called("gpu01"), world.desired, world.record).nodes == called("gpu01").nodes
+
+
+def test_a_model_that_a_commit_places_on_a_node_by_its_old_name_stays_there() -> None:
+    world = renamed()
+    pinned = desired([node("gpu01")], [model("chat", placement=PlacementRules(nodes=("gpu01",)))])
+    known = nodes_as_recorded(pinned, world.desired, nodes_renamed(world.record, world.desired))
+    assert known.models["chat"].spec.placement.nodes == ("gpu09",)

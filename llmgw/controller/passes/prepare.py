@@ -13,7 +13,6 @@ from llmgw.controller.passes.helps import have_read
 from llmgw.controller.passes.keyring import planning_key
 from llmgw.controller.passes.lease import open_pass
 from llmgw.controller.passes.links import Links
-from llmgw.controller.passes.lostrecord import refuse_lost_record
 from llmgw.controller.passes.observe import observe, unasked
 from llmgw.controller.passes.supposed import supposed
 from llmgw.controller.passes.weigh import weigh
@@ -35,8 +34,7 @@ from llmgw.model.report import Observed
 class Wish:
     """What is to be planned. ``commit`` None: the newest of the branch. ``worktree``: what lies in a work tree
     instead, given the key id; it can be planned, never applied. ``drained``: a node that is to be taken for one whose
-    manifest says ``drain: true``, because somebody is taking it away. ``take_over``: a node of another fleet is about to become
-    this one's. ``targets``: the only addresses to plan. ``replaced``:
+    manifest says ``drain: true``, because somebody is taking it away. ``targets``: the only addresses to plan. ``replaced``:
     addresses that get new copies though nothing changed. ``override``: why changes are made although they are frozen.
     ``since``: the commit that is taken for applied, whatever the record says; only to look."""
 
@@ -49,7 +47,6 @@ class Wish:
     allow_unknown_size: bool = False
     prune_unrecorded: bool = False
     drained: str | None = None
-    take_over: bool = False
     targets: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
     override: str = ""
@@ -134,8 +131,6 @@ async def _prepared(
         observed = unasked(desired.nodes, called)
     else:
         observed = await observe(desired.nodes, called, links, clock=fleet.clock)
-        if stored.record is None and not wish.take_over:
-            await refuse_lost_record(desired, observed, links, clock=fleet.clock)
         observed = await weigh(fleet, desired, called, observed, links)
         await have_read(fleet, desired, observed, links)
     made = await plan_again(fleet, wish, stored=stored, record=record, desired=desired, observed=observed)
@@ -227,7 +222,10 @@ async def _desired(fleet: Fleet, wish: Wish, commit: Commit | None, record: Reco
         return with_leaving(wish.worktree(planning_key(fleet, record)), record)
     assert commit is not None
     key = planning_key(fleet, record)
-    desired = with_leaving(await fleet.source.desired(commit, key_id=key), record)
+    desired = await fleet.source.desired(commit, key_id=key)
+    if wish.commit is not None and record.commit is not None and record.nodes.keys() - desired.nodes.keys():
+        desired = nodes_as_recorded(desired, await _now(fleet, record), record)
+    desired = with_leaving(desired, record)
     return draining(desired, wish.drained) if wish.drained is not None else desired
 
 
@@ -279,13 +277,7 @@ async def applied(fleet: Fleet, *, remembered: bool = False) -> Applied:
     known = await _newest(fleet, remembered=remembered)
     stored, doubt = known.stored, known.doubt
     record = stored.record or Record(fleet=fleet.first_id)
-    try:
-        newest = await fleet.source.newest()
-        now = await fleet.source.desired(newest, key_id=record.key_id)
-    except LlmgwError:
-        if record.commit is None:
-            raise
-        now = None
+    now = await _now(fleet, record)
     if now is not None and record.commit in (None, now.commit):
         return Applied(
             stored=stored,
@@ -296,13 +288,23 @@ async def applied(fleet: Fleet, *, remembered: bool = False) -> Applied:
         )
     assert record.commit is not None
     desired = await fleet.source.desired(record.commit, key_id=record.key_id)
+    desired = nodes_as_recorded(desired, now, record)
     if now is not None:
-        desired = nodes_as_recorded(desired, now, record)
         desired = replace(desired, nodes={name: _reached(it, now) for name, it in desired.nodes.items()})
     gate = await _gate(fleet, now or desired)
     return Applied(
         stored=stored, record=record, desired=with_leaving(desired, record), gate=gate, doubt=doubt
     )
+
+
+async def _now(fleet: Fleet, record: Record) -> Desired | None:
+    """What the newest commit says. None where it can't be read and another was applied, which can."""
+    try:
+        return await fleet.source.desired(await fleet.source.newest(), key_id=record.key_id)
+    except LlmgwError:
+        if record.commit is None:
+            raise
+        return None
 
 
 async def _gate(fleet: Fleet, desired: Desired) -> Gate | None:

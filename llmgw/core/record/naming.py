@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from llmgw.model.desired import Desired
+from llmgw.model.desired import Desired, DesiredModel, DesiredNode
 from llmgw.model.record import Record, ReplicaRecord
 
 
@@ -79,19 +79,32 @@ def nodes_renamed(record: Record, desired: Desired) -> Record:
     )
 
 
-def nodes_as_recorded(applied: Desired, newest: Desired, record: Record) -> Desired:
-    """``applied``, the commit applied last, in the names that the record has by now: a pass about something else renames nodes
-    that the ``newest`` commit has renamed, too."""
+def nodes_as_recorded(older: Desired, newest: Desired | None, record: Record) -> Desired:
+    """``older``, the commit applied last or another, in the names that the record has by now: a pass about something else renames
+    nodes that the ``newest`` commit has renamed, too. None: nobody knows what that says, and the record only knows of renames
+    that the nodes' agents have not heard of."""
+    written = newest.nodes if newest is not None else {}
     names = {
-        node.renamed_from: name
-        for name, node in newest.nodes.items()
-        if node.renamed_from is not None and name in record.nodes and node.renamed_from not in record.nodes
+        old: name
+        for name, node in record.nodes.items()
+        for old in (*node.formerly, *_renamed_from(written.get(name)))
+        if old in older.nodes and old not in record.nodes and name not in older.nodes
     }
-    nodes = [
-        replace(node, name=names[name]) if name in names and names[name] not in applied.nodes else node
-        for name, node in applied.nodes.items()
-    ]
-    return replace(applied, nodes={node.name: node for node in sorted(nodes, key=lambda node: node.name)})
+    nodes = [replace(node, name=names.get(name, name)) for name, node in older.nodes.items()]
+    models = {name: _on(model, names) for name, model in older.models.items()}
+    nodes.sort(key=lambda node: node.name)
+    return replace(older, nodes={node.name: node for node in nodes}, models=models)
+
+
+def _renamed_from(node: DesiredNode | None) -> tuple[str, ...]:
+    return (node.renamed_from,) if node is not None and node.renamed_from is not None else ()
+
+
+def _on(model: DesiredModel, names: Mapping[str, str]) -> DesiredModel:
+    """Placed on the same nodes."""
+    rules = model.spec.placement
+    there = tuple(names.get(name, name) for name in rules.nodes)
+    return replace(model, spec=replace(model.spec, placement=replace(rules, nodes=there)))
 
 
 def _placed(replica: ReplicaRecord, names: Mapping[str, str]) -> ReplicaRecord:
