@@ -15,7 +15,7 @@ from llmgw.core.show import render
 from llmgw.core.show.status import Status, status
 from llmgw.model.desired import Desired
 from llmgw.model.ids import digest
-from llmgw.model.plan import Plan
+from llmgw.model.plan import Plan, StepResult
 from llmgw.model.record import Outcome
 from llmgw.model.report import Observed
 from llmgw.wire.codec import to_json
@@ -66,6 +66,7 @@ def summary(settled: Settled, ended: Verdict) -> str:
 
 
 def as_json(settled: Settled, ended: Verdict) -> dict[str, Any]:
+    """The last pass, and below ``earlier`` what those before it did."""
     last = settled.last
     return {
         "formatVersion": FORMAT_VERSION,
@@ -77,15 +78,23 @@ def as_json(settled: Settled, ended: Verdict) -> dict[str, Any]:
         "passes": settled.passes,
         "errors": list(ended.errors),
         "halted": last.halted or None,
-        "steps": {
-            name: {"outcome": result.outcome.value, "error": result.error or None}
-            for name, result in last.results.items()
-        },
+        "steps": _steps(last.results),
+        "earlier": [
+            {"serial": it.serial, "outcome": it.outcome.value, "steps": _steps(it.results)}
+            for it in settled.earlier
+        ],
         "blocked": [
             {"address": change.address, "keyword": change.keyword, "reason": change.reason}
             for change in last.plan.blocked
         ],
         "waiting": list(last.plan.waiting),
+    }
+
+
+def _steps(results: Mapping[str, StepResult]) -> dict[str, Any]:
+    return {
+        name: {"outcome": result.outcome.value, "error": result.error or None}
+        for name, result in results.items()
     }
 
 

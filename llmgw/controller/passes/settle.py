@@ -4,6 +4,8 @@ Between passes nobody holds the lock. What wakes the next pass is what agents te
 only stands by for what they can't tell.
 """
 
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from llmgw.controller.fleet import Fleet
@@ -13,8 +15,9 @@ from llmgw.controller.passes.progress import Progress
 from llmgw.controller.passes.reconcile import one_pass
 from llmgw.controller.passes.values import PassRequest, PassResult, SupersededError
 from llmgw.controller.passes.watch import Watch, unquiet
-from llmgw.model.plan import Plan, StepKind
+from llmgw.model.plan import Plan, StepKind, StepResult
 from llmgw.model.problems import HeldError, LlmgwError
+from llmgw.model.record import Outcome
 
 LOOK_AGAIN = 15.0
 """Seconds after which a pass looks by itself: an agent may have been restarted and its stream lost."""
@@ -27,18 +30,31 @@ TURN_TIMEOUT = 30.0
 RETRY_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 """Seconds before what failed is tried again; doubled each time."""
 
+EARLIER_KEPT = 100
+"""Passes before the last one that are told of in the end: those of hours."""
+
 _MOVES = frozenset({StepKind.BOOTSTRAP, StepKind.START, StepKind.DRAIN, StepKind.STOP})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """A pass that commanded something, and was not the last one."""
+
+    serial: int
+    outcome: Outcome
+    results: Mapping[str, StepResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
     """What came of it all. ``worked``: some command was carried out, in whichever pass. ``early``: it was a saved plan that ends
-    where what was not known yet begins."""
+    where what was not known yet begins. ``earlier``: the newest of the other passes, in their order."""
 
     last: PassResult
     passes: int
     worked: bool
     early: bool = False
+    earlier: tuple[Earlier, ...] = ()
 
 
 async def settle(
@@ -101,6 +117,7 @@ class _SoFar:
 
     def __init__(self, first: PassResult) -> None:
         self.last = first
+        self._earlier: deque[Earlier] = deque(maxlen=EARLIER_KEPT)
         self._passes = 1
         self._worked = bool(first.done)
         self._same = 1  # passes in a row with these very commands
@@ -115,6 +132,10 @@ class _SoFar:
         self._fruitless = self._fruitless + 1 if _fruitless(result) else 0
         self._worked = self._worked or bool(result.done)
         self._passes += 1
+        if (before := self.last).outcome is not None:
+            self._earlier.append(
+                Earlier(serial=before.record.serial, outcome=before.outcome, results=before.results)
+            )
         self.last = result
 
     def end(self, reason: str) -> None:
@@ -122,7 +143,7 @@ class _SoFar:
             self.last = replace(self.last, halted=reason)
 
     def told(self) -> Settled:
-        return Settled(last=self.last, passes=self._passes, worked=self._worked)
+        return Settled(last=self.last, passes=self._passes, worked=self._worked, earlier=tuple(self._earlier))
 
     def settled(self) -> bool:
         """Nothing to do and nothing on its way; or what is to be done has been tried in vain."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from llmgw.cli.told import as_json
 from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.prepare import Wish
@@ -84,6 +85,24 @@ def test_it_waits_until_everything_is_ready_and_published() -> None:
         assert [it.state for it in settled.last.record.endpoints] == ["ready", "ready"]
         assert asyncio.get_running_loop().time() < 42, "a watch stream did not wake it up"
         assert world.progress.events
+
+    run(main())
+
+
+def test_what_each_pass_did_is_told_in_the_end() -> None:
+    async def main() -> None:
+        world = World(Model(replicas=2))
+        world.progress = Reacts()
+        getting_ready = asyncio.create_task(later(40, world, "ready"))
+        settled = await settling(world)
+        await getting_ready
+        told = as_json(settled, verdict(settled))
+        (first,) = told["earlier"]
+        started = [name for name in first["steps"] if name.startswith("start chat-")]
+        assert [first["steps"][name]["outcome"] for name in started] == ["done", "done"]
+        assert (first["serial"], first["outcome"]) == (1, "accepted")
+        assert not told["steps"], "the last pass had nothing left to do"
+        assert told["passes"] > 2, "those that only looked are counted"
 
     run(main())
 
