@@ -228,7 +228,8 @@ def facts(node_name: str, *, gpus: int = 1, memory: int = 64 * GIB, **more: obje
 
 @dataclass
 class NodeState:
-    """A pretended node: what its agent would report. ``says``: the name that its agent has, empty: the node's own."""
+    """A pretended node: what its agent would report. ``says``: the name that its agent has, empty: the node's own.
+    ``now``: by its clock, which is ``ahead`` of the controller's."""
 
     name: str
     facts: Facts
@@ -239,6 +240,8 @@ class NodeState:
     error: str = ""
     fleet: str | None = FLEET
     says: str = ""
+    now: datetime = NOW
+    ahead: timedelta = timedelta(0)
 
     def observation(self) -> NodeObservation:
         if self.reach is not Reach.OK:
@@ -254,7 +257,7 @@ class NodeState:
                 pid=1,
                 started=NOW,
             ),
-            at=NOW,
+            at=self.now,
             facts=self.facts,
             shards=tuple(self.shards[key] for key in sorted(self.shards)),
             jobs=tuple(self.jobs[key] for key in sorted(self.jobs)),

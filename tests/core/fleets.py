@@ -36,6 +36,8 @@ class Fleet:
     adapters: Mapping[str, EngineAdapter] = field(default_factory=lambda: ADAPTERS)
 
     def observe(self) -> Observed:
+        for node in self.nodes.values():
+            node.now = self.now + node.ahead
         return observed(*self.nodes.values())
 
     def plan(self, options: PlanOptions = OPTIONS) -> Plan:

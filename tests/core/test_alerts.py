@@ -128,21 +128,45 @@ def xid(number: int) -> Callable[[Fleet], None]:
         (kill_agent, "critical", "agent-lost/node/gpu01"),
         (steal, "critical", "node-foreign/node/gpu01"),
         (take_port, "warning", "port-taken/node/gpu01/18000"),
-        (give_up, "critical", "replica-failed/model/chat/0/{replica}"),
+        (give_up, "critical", "replica-failed/model/chat/0/{digest}"),
     ],
 )
 def test_trouble_is_told_once_under_an_id_that_stays(
     harm: Callable[[Fleet], None], severity: str, ident: str
 ) -> None:
     world = calm()
-    (replica,) = world.record.replicas
+    (replica,) = world.record.replicas.values()
     harm(world)
     [first] = told(world)
-    assert (first.id, first.severity.value) == (ident.format(replica=replica), severity)
+    assert (first.id, first.severity.value) == (ident.format(digest=replica.spec_digest[:8]), severity)
     world.now += timedelta(hours=1)
     [again] = told(world)
     assert again.id == first.id
     assert first.text
+
+
+def test_what_was_given_up_is_told_under_one_id_until_it_has_run_for_long() -> None:
+    world = calm()
+    give_up(world)
+    [first] = told(world)
+    world.one_pass()
+    [coming] = told(world)
+    world.settle()
+    [runs] = told(world)
+    assert {it.id for it in (first, coming, runs)} == {first.id}
+    assert [it.severity for it in (first, coming, runs)] == [
+        Severity.CRITICAL,
+        Severity.CRITICAL,
+        Severity.WARNING,
+    ]
+    assert "failed: CUDA error" in coming.text
+    assert "--replace model/chat/0" in coming.do
+    assert "0.2 runs since" in runs.text
+    for state in world.nodes.values():
+        state.shards = {key: replace(it, ready_at=world.now) for key, it in state.shards.items()}
+    world.now += timedelta(minutes=10)
+    world.one_pass()
+    assert told(world) == ()
 
 
 def test_a_lost_agent_is_told_with_the_time_since_when() -> None:

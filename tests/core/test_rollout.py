@@ -1,7 +1,8 @@
 """From old to new, one situation a test: what is kept, what goes, what waits, and what a later pass takes up."""
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
+from itertools import pairwise
 
 import pytest
 
@@ -391,6 +392,20 @@ def test_without_auto_revert_the_failed_one_stays_for_people_to_look_at() -> Non
     assert world.ready("chat") == 1
 
 
+def test_a_spec_that_serves_in_one_place_is_not_held_for_another() -> None:
+    """Held at itself, nothing was ever started again in the place of what a lost node took."""
+    world = settled(lab(model("chat", replicas=2, rollout=Rollout(max_surge=2))), box(gpus=4))
+    world.fails = lambda step: fails(step) and "-1." in (step.replica or "")
+    world.desired = lab(model("chat", args=("--bad",), replicas=2, rollout=Rollout(max_surge=2)))
+    world.one_pass()
+    world.advance()
+    world.advance()  # one was ready before anybody saw the other fail
+    last = world.settle()
+    assert keywords(last) == ["failed"]
+    assert world.record.models["chat"].held is None
+    assert world.ready("chat") == 2
+
+
 def test_a_first_start_that_fails_is_held_and_gives_its_gpu_back() -> None:
     world = fleet(lab(model("chat", args=("--bad",))), [box(gpus=1)])
     world.fails = fails
@@ -401,23 +416,93 @@ def test_a_first_start_that_fails_is_held_and_gives_its_gpu_back() -> None:
     assert world.record.models["chat"].held is None
 
 
-def test_one_that_served_and_gave_up_is_told_and_left() -> None:
-    world = settled(lab(model("chat")), box())
-    state = world.nodes["gpu01"]
-    (key,) = state.shards
-    state.shards[key] = replace(state.shards[key], state="failed", last_error="CUDA error", attempts=6)
-    made = world.plan()
-    assert keywords(made) == ["failed"]
-    assert not made.steps
+def give_up(world: Fleet, replica: str = "") -> None:
+    """Its agent has started it often enough; of all that serve if none is named."""
+    for state in world.nodes.values():
+        for key, shard in state.shards.items():
+            if replica in ("", shard.replica) and shard.state == "ready":
+                state.shards[key] = replace(shard, state="failed", last_error="CUDA error", attempts=6)
+
+
+def test_one_that_served_and_gave_up_is_started_on_another_node_first() -> None:
+    """It kept its place until somebody acted, although another machine was free."""
+    world = settled(lab(model("chat"), nodes=("gpu01", "gpu02")), box("gpu01"), box("gpu02"))
+    old = only_replica(world, "chat")
+    give_up(world)
+    made = world.one_pass()
+    assert keywords(made) == ["restarted"]
+    (came,) = made.changes
+    assert came.previous == old
+    assert came.reason == f"{old} failed on gpu01: CUDA error"
+    assert came.placement is not None
+    assert came.placement.ranks[0].node == "gpu02", "gpu01 has a GPU less free, and would come first"
+    assert not world.settle().changes
+    assert world.ready("chat") == 1
     assert world.record.models["chat"].held is None
 
 
-def given_up(world: Fleet, replica: str) -> None:
-    (node,) = world.nodes.values()
-    key = f"{replica}-r0"
-    node.shards[key] = replace(
-        node.shards[key], state="failed", last_error="it exits after a while", attempts=6
-    )
+def test_one_that_served_and_gave_up_is_tried_in_its_own_place_where_there_is_no_other() -> None:
+    world = settled(lab(model("chat")), box(gpus=1))
+    give_up(world)
+    assert not world.settle().changes
+    (replica,) = world.record.replicas.values()
+    assert replica.n == 2
+    assert world.ready("chat") == 1
+
+
+def test_what_is_given_up_again_and_again_is_tried_ever_less_often_and_never_forgotten() -> None:
+    world = settled(lab(model("chat")), box(gpus=1))
+    tried: list[datetime] = []
+    while len(tried) < 7:
+        give_up(world)
+        made = world.settle()
+        if world.ready("chat"):
+            tried.append(world.now)
+            continue
+        assert keywords(made) == ["failed"], "told while it rests"
+        assert made.due is not None
+        assert made.due > world.now
+        assert not made.waiting, "nobody sits and waits for that"
+        world.now = made.due
+    pauses = [(later - earlier) // timedelta(minutes=1) for earlier, later in pairwise(tried)]
+    assert pauses == [5, 10, 20, 40, 60, 60]
+    assert world.record.models["chat"].attempts["0"].count == 7
+    state = world.nodes["gpu01"]
+    state.shards = {key: replace(it, ready_at=world.now) for key, it in state.shards.items()}
+    world.now += timedelta(minutes=11)
+    world.one_pass()
+    assert not world.record.models["chat"].attempts, "it has run for long"
+
+
+def test_how_long_it_served_is_told_by_the_clock_of_its_own_node() -> None:
+    """A clock that was an hour behind made every failure the first one: it was tried again at once, without end."""
+    world = settled(lab(model("chat")), box(gpus=1))
+    state = world.nodes["gpu01"]
+    state.ahead = timedelta(hours=-1)
+    for _ in range(2):
+        state.shards = {
+            key: replace(it, ready_at=world.now + state.ahead, failed_at=world.now + state.ahead)
+            for key, it in state.shards.items()
+            if it.state == "ready"
+        }
+        give_up(world)
+        world.settle()
+    assert world.record.models["chat"].attempts["0"].count == 2
+
+
+def test_a_spec_that_served_is_not_held_for_not_getting_ready_in_another_place() -> None:
+    world = settled(lab(model("chat"), nodes=("gpu01", "gpu02")), box("gpu01"), box("gpu02"))
+    world.fails = lambda step: step.node == "gpu02"
+    give_up(world)
+    made = world.settle()
+    assert keywords(made) == ["failed"]
+    assert world.record.models["chat"].held is None
+    assert "that was the 2. time in a row; it is tried again after a rest of 5m" in made.changes[0].reason
+    assert made.due is not None
+    world.now = made.due
+    assert not world.settle().changes
+    (replica,) = world.record.replicas.values()
+    assert (replica.n, replica.ranks[0].node) == (3, "gpu01"), "it was gpu02 that failed last"
 
 
 def test_a_spec_that_fails_after_it_was_ready_does_not_take_one_replica_after_the_other_along() -> None:
@@ -431,7 +516,8 @@ def test_a_spec_that_fails_after_it_was_ready_does_not_take_one_replica_after_th
     while len([each for each in world.record.replicas.values() if each.ordinal == 0]) > 1:
         world.advance()
         world.one_pass()
-    given_up(world, first.id)
+    world.fails = lambda step: step.launch is not None and "--new" in step.launch.processes[-1].argv
+    give_up(world, first.id)
     last = world.settle()
     assert keywords(last) == ["failed", "stalled"]
     assert not last.commands

@@ -23,6 +23,7 @@ import psutil
 from llmgw.model.facts import Facts, Gpu
 from llmgw.model.manifest import GIB
 from llmgw.wire.codec import dumps_readable
+from tests import forked
 from tests.ports import row_of_ports
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "stories"
@@ -46,6 +47,7 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r"\bpid \d+", "pid <pid>"),
     (r"\b\d+ s after its start", "<n> s after its start"),
     (r"\btook \d+s\b", "took <n>s"),
+    (r"\b[\d.]+ [GM]iB of memory free", "<n> GiB of memory free"),
     (r"\brecord at [0-9a-f]{12}\b", "record at <commit>"),
 )
 
@@ -128,16 +130,8 @@ class Stage:
         self.git("commit", "--quiet", "--allow-empty", "--message", message)
 
     def llmgw(self, *words: str, golden: bool = True, **environment: str) -> Ran:
-        done = subprocess.run(
-            [*LLMGW, *words],
-            cwd=self.fleet,
-            env={**self.environment, **environment},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_TIMEOUT,
-            check=False,
-        )
+        env = {**self.environment, **environment}
+        done = forked.llmgw(*words, cwd=self.fleet, env=env, timeout=COMMAND_TIMEOUT)
         ran = Ran(words=words, code=done.returncode, out=done.stdout, err=done.stderr)
         if golden:
             self.script.append(f"$ llmgw {' '.join(words)}\n{ran.out}{ran.errors}[exit {ran.code}]\n")

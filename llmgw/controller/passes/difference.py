@@ -68,25 +68,27 @@ def _models(before: Record, after: Record) -> list[str]:
             told.append(f"{name} is held at its last good spec: {new.held.reason}")
         if new.held is None and old is not None and old.held is not None:
             told.append(f"{name} is not held any more")
-        told += _failures(name, old, new)
+        told += _failures(old, new, after)
     told += [f"{name} is gone" for name in before.models if name not in after.models]
     return told
 
 
-def _failures(name: str, old: ModelRecord | None, new: ModelRecord) -> list[str]:
-    """What the reconciler counts: failures of gangs, and places that were not as planned."""
-    known = old.attempts if old is not None else {}
+def _failures(old: ModelRecord | None, new: ModelRecord, record: Record) -> list[str]:
+    """What the reconciler counts: failures of gangs, single shards that were given up, and places that were not as planned."""
+    known = {ordinal: it.replica for ordinal, it in old.attempts.items()} if old is not None else {}
     return [
-        f"{name}/{ordinal} {_how(failed)} in a row: {failed.error} ({failed.replica})"
+        f"{new.name}/{ordinal} {_how(failed, record)} in a row: {failed.error} ({failed.replica})"
         for ordinal, failed in new.attempts.items()
-        if failed != known.get(ordinal)
+        if failed.replica != known.get(ordinal)
     ]
 
 
-def _how(failed: Attempts) -> str:
+def _how(failed: Attempts, record: Record) -> str:
     if failed.refused:
         return f"found its place not as planned, for the {failed.refused}. time"
-    return f"failed as a whole, for the {failed.count}. time"
+    replica = record.replicas.get(failed.replica)
+    alone = replica is not None and len(replica.ranks) == 1
+    return f"{'was given up' if alone else 'failed as a whole'}, for the {failed.count}. time"
 
 
 def _endpoints(before: Record, after: Record) -> list[str]:

@@ -13,7 +13,7 @@ from llmgw.controller.passes.prepare import Applied, applied
 from llmgw.controller.repo.blame import Wrote, last_change
 from llmgw.controller.repo.records import HistoryEntry
 from llmgw.controller.source import manifests_of
-from llmgw.core.amounts import at, names
+from llmgw.core.amounts import at, names, plural
 from llmgw.core.show.why import Answer, Asked, Did, Why
 from llmgw.model.ids import Commit, ReplicaId, ShardId, parse_replica_id, parse_shard_id
 from llmgw.model.manifest import Manifests
@@ -306,7 +306,7 @@ def _model_notes(model: ModelRecord) -> Iterable[str]:
         author = f" of {model.held.author}" if model.held.author else ""
         yield f"held since {at(model.held.at)}: commit {model.held.commit[:10]}{author} failed: {model.held.reason}"
     for ordinal, tried in sorted(model.attempts.items()):
-        yield f"replica {ordinal} failed {tried.count} times in a row: {tried.error}"
+        yield f"replica {ordinal} failed {plural(tried.count, 'time')} in a row: {tried.error}"
     for ordinal, gone in sorted(model.evicted.items()):
         yield f"replica {ordinal} made room for {gone.made_room_for} (serial {gone.serial}, commit {gone.commit[:10]})"
 

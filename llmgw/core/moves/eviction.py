@@ -10,9 +10,9 @@
 
 Without flapping: places are given by priority, so who was evicted gets one only after everybody of higher priority had the
 choice, and what comes back needs nobody else to go. Only those of lower priority ever go, so two models can't push one another
-round. A replica that failed evicts no more until its spec changes or it was ready: it may only take what is free. Its place
-stays taken while it is tried again, and as long as one that served and has given up is left for people to look at; once it
-is held, removed, or given up as a gang, who made room comes back. An eviction is no failure: nothing is counted.
+round. A replica that failed evicts no more until its spec changes or it has run for long: it may only take what is free. Its
+place stays taken while it is tried again, and while one that was given up rests; once it is held, removed, or given up as a
+gang, who made room comes back. An eviction is no failure: nothing is counted.
 """
 
 from collections.abc import Iterator

@@ -25,6 +25,7 @@ from llmgw.core.moves.departure import depart, let_rest_go, remove, tell_unknown
 from llmgw.core.moves.diff import ADAPTERS, spec_changes
 from llmgw.core.moves.diff import change as field_change
 from llmgw.core.moves.model_level import TOLD_OF_THE_MODEL, tell_held, tell_in_place
+from llmgw.core.moves.retries import try_again
 from llmgw.core.moves.round import Copy, Round
 from llmgw.core.moves.standing import (
     Standing,
@@ -138,8 +139,7 @@ def _settle_target(round_: Round, stand: Standing, target: Copy, olds: list[Copy
         _retire(round_, stand, target, olds, unchanged=not other)
         return None
     if health is Health.FAILED:
-        _tell_failed(round_, stand, target)
-        return None
+        return try_again(round_, stand, target)
     if health in (Health.MISSING, Health.STOPPED):
         return start_again(round_, stand, target)
     lost = displaced(round_, stand, target)
@@ -250,26 +250,6 @@ def _rolling(stand: Standing, target: Copy, old: Copy, news: str) -> Change:
         previous=old.replica.id,
         fields=spec_changes(old.replica.spec, target.replica.spec, replaces=not same),
         where=stand.model.where,
-    )
-
-
-def _tell_failed(round_: Round, stand: Standing, copy: Copy) -> None:
-    failure = copy.state.failure
-    error = (failure.last_error or failure.reason) if failure is not None else copy.state.text
-    lines = failure.last_exit.last_lines[-5:] if failure is not None and failure.last_exit is not None else ()
-    round_.told.changes.append(
-        Change(
-            address=copy.address,
-            action=Action.BLOCKED,
-            keyword="failed",
-            reason=f"{copy.replica.id} has given up on {copy.nodes[0]}: {error}; it is started again when its spec changes, "
-            f"by `llmgw apply --replace {copy.address}`, or by hand on the node{':' if lines else ''}"
-            + "".join(f"\n{line}" for line in lines),
-            model=stand.model.name,
-            ordinal=copy.replica.ordinal,
-            replica=copy.replica.id,
-            where=stand.model.where,
-        )
     )
 
 

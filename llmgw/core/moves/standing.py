@@ -102,7 +102,7 @@ class Standing:
         failed = self.known.attempts.get(str(ordinal)) if self.known is not None else None
         return failed if failed is not None and failed.spec_digest == goal.spec_digest else None
 
-    def request(self, goal: DesiredModel) -> Request:
+    def request(self, goal: DesiredModel, *, shunned: frozenset[str] = frozenset()) -> Request:
         return Request(
             model=self.model.name,
             gpus=goal.profile.gpus,
@@ -118,6 +118,7 @@ class Standing:
             programs=_programs(goal.profile.custom),
             weights_path=goal.spec.source.path,
             adapter_paths=self.adapter_paths,
+            shunned=shunned,
         )
 
 
@@ -133,6 +134,7 @@ class Want:
     action: Action = Action.CREATE
     fields: tuple[FieldChange, ...] = ()
     lost: str | None = None  # the copy that was given up
+    shunned: frozenset[str] = frozenset()  # nodes where it failed
 
     @property
     def order(self) -> tuple[int, bool, str, int]:

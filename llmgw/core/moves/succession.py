@@ -4,7 +4,6 @@ that would not fit.
 """
 
 from dataclasses import dataclass, replace
-from datetime import timedelta
 
 from llmgw.core.adapter import STATE_IT
 from llmgw.core.amounts import at, names, plural, span
@@ -12,18 +11,17 @@ from llmgw.core.moves import flags
 from llmgw.core.moves.departure import depart
 from llmgw.core.moves.eviction import evict, find_room, waits
 from llmgw.core.moves.nearest import nearest
+from llmgw.core.moves.retries import given_up_text
 from llmgw.core.moves.round import Copy, Round
 from llmgw.core.moves.sizes import learns_later, tell_unseen, tell_untold
 from llmgw.core.moves.standing import Want, serves
 from llmgw.core.moves.steps import Job, failing, job_failed, lacking
 from llmgw.core.place.clearing import Tenant
+from llmgw.core.seen.attempts import times_given_up, tried_again
 from llmgw.model.desired import DesiredModel
 from llmgw.model.ids import ReplicaId
 from llmgw.model.plan import Action, Change, Decision, StepKind
 from llmgw.model.record import Attempts
-
-LONGEST_DOUBLING = 30
-"""Doublings of a pause, beyond any maximum: the bound keeps the power small."""
 
 
 def fulfil(round_: Round, want: Want) -> None:
@@ -56,7 +54,7 @@ def _place(round_: Round, want: Want, goal: DesiredModel) -> None:
                 round_, want, f"{plural(stand.total, 'copy', 'copies')} of at most {stand.allowed} exist"
             )
         return
-    decision = round_.placer.place(stand.request(goal), stand.crowd(keep))
+    decision = round_.placer.place(stand.request(goal, shunned=want.shunned), stand.crowd(keep))
     if decision.ranks:
         _create(round_, want, goal, decision)
         return
@@ -274,25 +272,14 @@ def _wait_for_room(round_: Round, want: Want, goal: DesiredModel, soon: Decision
 
 
 def _rests(round_: Round, want: Want, goal: DesiredModel, failed: Attempts) -> bool:
-    """What failed is started again after a pause that doubles, and a gang given up when its profile says so; tells which.
-    Its place is kept meanwhile. A single shard whose node was not as planned has its second try at once, elsewhere perhaps:
-    only what is refused time and again waits."""
-    stand, restart = want.stand, goal.profile.restart
-    most = restart.give_up_after
-    if failed.count >= most:
-        reason = (
-            f"given up after {plural(failed.count, 'attempt')}: {failed.replica} failed as a whole: {failed.error}; "
-            f"it is started again when its spec changes, or by `llmgw apply --replace {stand.address(want.ordinal)}`"
-        )
-        _block(round_, want, "failed", reason)
-        return True
-    if goal.profile.nodes == 1 and failed.refused <= 1:
-        return False
-    doubled = min(max(failed.count + failed.refused - 1, 0), LONGEST_DOUBLING)
-    pause = min(restart.backoff * 2**doubled, restart.max_backoff)
-    again = failed.at + timedelta(seconds=pause)
+    """What failed is started again after a pause; tells so. Its place is kept meanwhile, unless it is given up."""
+    stand, again = want.stand, tried_again(failed, goal.profile)
     if round_.now >= again:
         return False
+    if times_given_up(failed, goal.profile) and not failed.refused:
+        round_.told.due.append(again)
+        _block(round_, want, "failed", given_up_text(failed, goal, stand.address(want.ordinal)))
+        return True
     kept = round_.placer.place(stand.request(goal), stand.crowd(want.keep))
     kept = kept if kept.ranks else round_.placer.place_soon(stand.request(goal))
     if kept.ranks and stand.total < stand.allowed:
@@ -300,7 +287,7 @@ def _rests(round_: Round, want: Want, goal: DesiredModel, failed: Attempts) -> b
     stand.moving = True
     round_.told.due.append(again)
     address = stand.address(want.ordinal)
-    tried = _tried(failed, most)
+    tried = _tried(failed, goal.profile.restart.give_up_after)
     round_.told.waiting.append(f"{address} is started again at {at(again)}, {tried}: {failed.error}")
     # Without the time: two plans made a moment apart say the same.
     reason = f"{want.reason}; {tried}, started again after a pause"

@@ -40,6 +40,7 @@ class Request:
     programs: tuple[str, ...] = ()  # that are not the engine's own
     weights_path: str | None = None
     adapter_paths: tuple[str, ...] = ()
+    shunned: frozenset[str] = frozenset()  # nodes that come after all others, as it has failed there
 
     @property
     def spread(self) -> bool:

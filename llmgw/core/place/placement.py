@@ -216,18 +216,19 @@ class Placer:
 
     def _in_order(self, request: Request, among: Candidates, copies: Counter[str]) -> Iterator[NodeLedger]:
         """Candidates from the most to the least preferred."""
-        orders = self._packed(request, among)
-        if not request.spread:
-            yield from (self._order[order] for order in orders)
-            return
         later: list[NodeLedger] = []
-        for order in orders:
+
+        def rank(ledger: NodeLedger) -> tuple[bool, int]:
+            name = ledger.view.name
+            return (name in request.shunned, copies[name] if request.spread else 0)
+
+        for order in self._packed(request, among):
             ledger = self._order[order]
-            if copies[ledger.view.name]:
+            if any(rank(ledger)):
                 later.append(ledger)
             else:
                 yield ledger
-        yield from sorted(later, key=lambda ledger: copies[ledger.view.name])
+        yield from sorted(later, key=rank)
 
     def _packed(self, request: Request, among: Candidates) -> Iterator[int]:
         allowed = among.allowed

@@ -3,16 +3,17 @@ failed, a node changed. Folding the same report twice changes nothing.
 """
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from llmgw.core.record.custody import still_forgotten
 from llmgw.core.record.endpoints import endpoints
 from llmgw.core.record.numbering import remembered
+from llmgw.core.seen.attempts import UP_FOR_LONG, has_served
 from llmgw.core.seen.condition import Condition, Health, condition, outdated
 from llmgw.core.seen.silence import answered, fell_silent, is_silent
 from llmgw.core.seen.survey import NodeView, Survey, survey
 from llmgw.model.desired import Desired
-from llmgw.model.launch import RestartPolicy
+from llmgw.model.ids import ReplicaId, parse_replica_id
 from llmgw.model.manifest import FleetSpec
 from llmgw.model.record import Attempts, Held, ModelRecord, NodeRecord, Record, ReplicaPhase, ReplicaRecord
 from llmgw.model.report import NodeObservation, Observed, Reach, ShardReport
@@ -23,8 +24,6 @@ LINES_KEPT = 20
 """Lines of a failed replica's output that the record keeps: a traceback's end and what led to it."""
 MEASURED_KEPT = 256
 """Ways of running that measurements are kept of."""
-UP_FOR_LONG = timedelta(seconds=RestartPolicy().reset_after)
-"""A gang that served so long fails for the first time again, as a single shard does on its node."""
 GONE = frozenset({Health.MISSING, Health.STOPPED})
 
 
@@ -110,20 +109,28 @@ def _replica(replica: ReplicaRecord, state: Condition) -> ReplicaRecord:
 
 
 def _model(model: ModelRecord, replica: ReplicaRecord, state: Condition, now: datetime) -> ModelRecord:
-    if state.health is Health.READY and replica.phase is ReplicaPhase.STARTING:
-        model = _forgiven(model, replica)
-        return replace(model, last_good=replica.spec_digest, last_good_spec=replica.spec)
+    if state.health is Health.READY:
+        model = _forgiven(model, replica, state)
+        return _good(model, replica) if replica.phase is ReplicaPhase.STARTING else model
     if state.lost:
         return model  # its agent has lost its order: that says nothing of its spec
     if len(replica.ranks) > 1:
         model = _failed(model, replica, state, now)
         return _hold_gang(model, replica, state, now)
     failure = state.failure
-    if failure is not None and outdated(failure):
-        return _failed(model, replica, state, now)
-    if failure is None or not never_ready(replica) or not replica.spec.model.rollout.auto_revert:
+    if failure is None:
         return model
-    return _hold(model, replica, _error(failure), failure, now)
+    if outdated(failure) or has_served(replica, model):
+        return _failed(model, replica, state, now)
+    auto_revert = replica.spec.model.rollout.auto_revert
+    return _hold(model, replica, _error(failure), failure, now) if auto_revert else model
+
+
+def _good(model: ModelRecord, replica: ReplicaRecord) -> ModelRecord:
+    """Its spec serves. If it is held since another copy never did, it would be held at itself, and nothing be started any more."""
+    same = model.held is not None and model.held.spec_digest == replica.spec_digest
+    held = None if same else model.held
+    return replace(model, last_good=replica.spec_digest, last_good_spec=replica.spec, held=held)
 
 
 def _error(failure: ShardReport) -> str:
@@ -151,16 +158,27 @@ def _hold(
     return replace(model, held=held)
 
 
-def _forgiven(model: ModelRecord, replica: ReplicaRecord) -> ModelRecord:
-    """A single shard that runs has no refusals to wait for any more. A gang must run for long first."""
+def _forgiven(model: ModelRecord, replica: ReplicaRecord, state: Condition) -> ModelRecord:
+    """One that runs has no refusals to wait for any more; its failures are forgiven when it has run for long."""
     ordinal = str(replica.ordinal)
-    if len(replica.ranks) > 1 or ordinal not in model.attempts:
+    failed = model.attempts.get(ordinal)
+    if failed is None or failed.spec_digest != replica.spec_digest or _is_older(replica, failed.replica):
         return model
+    if failed.count and state.served < UP_FOR_LONG:
+        kept = replace(failed, refused=0)
+        return model if kept == failed else replace(model, attempts={**model.attempts, ordinal: kept})
     return replace(model, attempts={key: kept for key, kept in model.attempts.items() if key != ordinal})
 
 
+def _is_older(replica: ReplicaRecord, other: ReplicaId) -> bool:
+    """Of two of one ordinal; one that serves on beside its successor says nothing of that one."""
+    name = parse_replica_id(other)
+    return name is not None and replica.n < name.n
+
+
 def _failed(model: ModelRecord, replica: ReplicaRecord, state: Condition, now: datetime) -> ModelRecord:
-    """Counts a failure that the reconciler has to answer once: a gang's, and that of a node that was not as planned."""
+    """Counts once a failure that the reconciler has to answer: a gang's, that of a node that was not as planned, and that a
+    single shard's agent has given up starting one that served."""
     ordinal = str(replica.ordinal)
     before = model.attempts.get(ordinal)
     if before is not None and before.spec_digest != replica.spec_digest:
@@ -169,7 +187,7 @@ def _failed(model: ModelRecord, replica: ReplicaRecord, state: Condition, now: d
     if state.health is not Health.FAILED or going or (before is not None and before.replica == replica.id):
         return model
     failure = state.failure
-    earlier = before.count if before is not None and not _up_for_long(state, now) else 0
+    earlier = before.count if before is not None and state.served < UP_FOR_LONG else 0
     # A node that was not as planned is no fault of the spec; yet the next try waits, or two nodes hand it to and fro.
     refused = failure is not None and outdated(failure)
     attempts = Attempts(
@@ -202,15 +220,6 @@ def _hold_gang(model: ModelRecord, replica: ReplicaRecord, state: Condition, now
     ):
         return model
     return _hold(model, replica, failed.error, state.failure, now)
-
-
-def _up_for_long(state: Condition, now: datetime) -> bool:
-    since = state.leader.ready_at if state.leader is not None else None
-    return since is not None and now - since >= UP_FOR_LONG
-
-
-def never_ready(replica: ReplicaRecord) -> bool:
-    return replica.phase is ReplicaPhase.STARTING
 
 
 def _node(

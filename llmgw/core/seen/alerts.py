@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 
-from llmgw.core.amounts import at, names, plural, size
+from llmgw.core.amounts import at, names, plural, size, span
+from llmgw.core.seen.attempts import UP_FOR_LONG, times_given_up, tried_again
 from llmgw.core.seen.cautions import clock_caution, expectation
 from llmgw.core.seen.condition import LEAVING, Health, condition, waits_for_its_place
 from llmgw.core.seen.survey import NodeView, Survey, survey
@@ -43,6 +44,8 @@ def raised(record: Record, seen: Survey) -> tuple[Alert, ...]:
         *(each for view in seen.nodes.values() for each in _node(view, record, placed)),
         *(each for model in record.models.values() for each in _model(model)),
         *(each for replica in record.replicas.values() for each in _replica(replica, seen)),
+        # Under the same id as what its copy says, of which it knows more.
+        *(each for model in record.models.values() for each in _given_up(model, record, seen)),
     ]
     once = {each.id: each for each in found}
     return tuple(sorted(once.values(), key=lambda each: (_RANK[each.severity], each.id)))
@@ -250,7 +253,7 @@ def _replica(replica: ReplicaRecord, seen: Survey) -> Iterator[Alert]:
     ended = f"; it last ended at {at(last.at)}" if last is not None else ""
     address = f"model/{replica.model}/{replica.ordinal}"
     yield Alert(
-        id=alert_id(AlertKind.REPLICA_FAILED, address, replica.id),
+        id=alert_id(AlertKind.REPLICA_FAILED, address, replica.spec_digest[:8]),
         kind=AlertKind.REPLICA_FAILED,
         severity=Severity.CRITICAL,
         address=address,
@@ -260,3 +263,30 @@ def _replica(replica: ReplicaRecord, seen: Survey) -> Iterator[Alert]:
         since=failure.since if failure is not None else None,
         commit=replica.origin.commit,
     )
+
+
+def _given_up(model: ModelRecord, record: Record, seen: Survey) -> Iterator[Alert]:
+    """One that served and is tried ever less often: until it has run for long again, also while a new copy is on its way."""
+    spec = model.last_good_spec
+    for ordinal, failed in model.attempts.items():
+        if spec is None or model.last_good != failed.spec_digest or not times_given_up(failed, spec.profile):
+            continue
+        address = f"model/{model.name}/{ordinal}"
+        ready = _runs(model, int(ordinal), record, seen)
+        row = f" for the {failed.count}. time in a row" if failed.count > 1 else ""
+        again = f"it is tried again from {at(tried_again(failed, spec.profile))} on, at once by `llmgw apply --replace {address}`"
+        yield Alert(
+            id=alert_id(AlertKind.REPLICA_FAILED, address, failed.spec_digest[:8]),
+            kind=AlertKind.REPLICA_FAILED,
+            severity=Severity.WARNING if ready else Severity.CRITICAL,
+            address=address,
+            text=f"{failed.replica} failed{row}: {failed.error}{f'; {ready} runs since' if ready else ''}",
+            do=f"watch it: it has to run for {span(UP_FOR_LONG.total_seconds())}" if ready else again,
+            since=failed.at,
+        )
+
+
+def _runs(model: ModelRecord, ordinal: int, record: Record, seen: Survey) -> str:
+    """The copy that is ready; empty where none is."""
+    copies = (it for it in record.replicas.values() if (it.model, it.ordinal) == (model.name, ordinal))
+    return next((it.id for it in copies if condition(it, seen).health is Health.READY), "")

@@ -15,7 +15,7 @@ starts may ranks be missing: their orders have not come yet.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 
 from llmgw.core.amounts import at, names
@@ -55,6 +55,14 @@ class Condition:
     @property
     def leader(self) -> ShardReport | None:
         return next((seen.report for seen in self.shards if seen.report.rank == 0), None)
+
+    @property
+    def served(self) -> timedelta:
+        """For how long its leader is or was ready at a stretch, by the clock of its own node."""
+        leads = next((seen for seen in self.shards if seen.report.rank == 0), None)
+        if leads is None or leads.report.ready_at is None:
+            return timedelta(0)
+        return (leads.report.failed_at or leads.at) - leads.report.ready_at
 
     @property
     def lost(self) -> tuple[ShardReport, ...]:

@@ -69,7 +69,7 @@ def _serving(replica: ReplicaRecord, state: Condition) -> Iterator[Drift]:
         case Health.FAILED if len(replica.ranks) > 1:
             keyword, text = "rank-lost", f"{replica.id} is {state.text}"
         case Health.FAILED:
-            keyword, text = "failed", f"{replica.id} has given up: {_error(state)}"
+            keyword, text = "failed", f"{replica.id} has failed: {_error(state)}"
         case Health.STOPPED if leader is not None and leader.by_hand is not None:
             return  # told of its shard, with who did it
         case Health.STOPPED:

@@ -63,8 +63,11 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenShard:
+    """``at``: when its agent told so, by the clock of that node, which all times in ``report`` are of."""
+
     node: str
     report: ShardReport
+    at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +100,7 @@ def _shards(views: Mapping[str, NodeView]) -> Iterator[SeenShard]:
     for view in views.values():
         if view.report is not None and not view.intruder:
             for shard in sorted(view.report.shards, key=lambda each: each.shard):
-                yield SeenShard(node=view.name, report=shard)
+                yield SeenShard(node=view.name, report=shard, at=view.report.at)
 
 
 def _view(
