@@ -1,11 +1,11 @@
 """A history: a fleet, what people and fate do to it, and the peace afterwards in which everything must settle."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from random import Random
 
-from llmgw.model.plan import Action
+from llmgw.model.plan import Action, Plan, StepKind
 from tests.sim.commits import LOADED, FleetWish, ModelWish, NodeWish
 from tests.sim.deeds import DEEDS, LOOK_EVERY, Event, agent_again
 from tests.sim.loop import DeadlockError, VirtualLoop, run
@@ -184,14 +184,10 @@ async def look_closely(world: World) -> None:
 
 async def _nothing_to_do(world: World, when: str) -> None:
     plan = (await world.controllers.look()).plan
-    for step in plan.commands:
-        world.violate(f"{when}: {step.id} is to be done: {step.reason}")
-    for change in plan.changes:
-        if change.action is not Action.BLOCKED:
-            world.violate(f"{when}: {change.action.value} {change.address}: {change.reason}")
-    for text in plan.waiting:
-        world.violate(f"{when}: waits: {text}")
-    blocked = {change.model for change in plan.blocked}
+    # What ends by itself again and again is tried ever less often, and never left for good.
+    tried = {it.name for it in world.commits.wishes[-1].models if it.manner == "exits later"}
+    _nothing_planned(world, plan, tried, when)
+    blocked = {change.model for change in plan.blocked} | tried
     record, wish = world.store.record, world.commits.wishes[-1]
     managed = record.replicas.keys() if record is not None else frozenset()
     serving = {name: found & managed for name, found in world.invariants.serving().items()}
@@ -209,6 +205,20 @@ async def _nothing_to_do(world: World, when: str) -> None:
         world.invariants.empty(
             {name for name in world.nodes if name not in {it.name for it in wish.nodes if not it.drain}}, when
         )
+
+
+def _nothing_planned(world: World, plan: Plan, tried: Collection[str], when: str) -> None:
+    """But for ``tried``, and what is dropped along with their commands."""
+    commands = [it for it in plan.commands if (it.model or "") not in tried]
+    along = len(commands) < len(plan.commands) and all(it.kind is StepKind.FORGET for it in commands)
+    for step in () if along else commands:
+        world.violate(f"{when}: {step.id} is to be done: {step.reason}")
+    for change in plan.changes:
+        if change.action is not Action.BLOCKED and (change.model or "") not in tried:
+            world.violate(f"{when}: {change.action.value} {change.address}: {change.reason}")
+    for text in plan.waiting:
+        if (text.removeprefix("model/").partition("/")[0]) not in tried:
+            world.violate(f"{when}: waits: {text}")
 
 
 def _have_their_adapters(world: World, models: Iterable[ModelWish], when: str) -> None:
