@@ -13,6 +13,7 @@ from llmgw.controller.passes.helps import have_read
 from llmgw.controller.passes.keyring import planning_key
 from llmgw.controller.passes.lease import open_pass
 from llmgw.controller.passes.links import Links
+from llmgw.controller.passes.lostrecord import refuse_lost_record
 from llmgw.controller.passes.observe import observe, unasked
 from llmgw.controller.passes.supposed import supposed
 from llmgw.controller.passes.weigh import weigh
@@ -34,7 +35,8 @@ from llmgw.model.report import Observed
 class Wish:
     """What is to be planned. ``commit`` None: the newest of the branch. ``worktree``: what lies in a work tree
     instead, given the key id; it can be planned, never applied. ``drained``: a node that is to be taken for one whose
-    manifest says ``drain: true``, because somebody is taking it away. ``targets``: the only addresses to plan. ``replaced``:
+    manifest says ``drain: true``, because somebody is taking it away. ``take_over``: a node of another fleet is about to become
+    this one's. ``targets``: the only addresses to plan. ``replaced``:
     addresses that get new copies though nothing changed. ``override``: why changes are made although they are frozen.
     ``since``: the commit that is taken for applied, whatever the record says; only to look."""
 
@@ -47,6 +49,7 @@ class Wish:
     allow_unknown_size: bool = False
     prune_unrecorded: bool = False
     drained: str | None = None
+    take_over: bool = False
     targets: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
     override: str = ""
@@ -131,6 +134,8 @@ async def _prepared(
         observed = unasked(desired.nodes, called)
     else:
         observed = await observe(desired.nodes, called, links, clock=fleet.clock)
+        if stored.record is None and not wish.take_over:
+            await refuse_lost_record(desired, observed, links, clock=fleet.clock)
         observed = await weigh(fleet, desired, called, observed, links)
         await have_read(fleet, desired, observed, links)
     made = await plan_again(fleet, wish, stored=stored, record=record, desired=desired, observed=observed)
