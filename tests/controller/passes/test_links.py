@@ -1,16 +1,24 @@
 """Connections that outlive a pass: a node whose manifest says another way is reached by that one from then on."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
+from random import Random
+from typing import Any, TypeVar
 
 import pytest
 
+from llmgw.controller.nodes.transport import Link
 from llmgw.controller.passes.links import Links
+from llmgw.controller.serving.hints import Hints
 from llmgw.controller.serving.reach import KeptLinks
+from llmgw.controller.serving.streams import Streams
 from llmgw.model.desired import DesiredNode
 from llmgw.model.manifest import Local
 from llmgw.model.problems import RetryError
-from tests.controller.passes.doubles import Script, ScriptedTransport, node, transports
+from tests.controller.passes.doubles import Script, ScriptedLink, ScriptedTransport, node, transports
+
+T = TypeVar("T")
 
 
 def moved(there: DesiredNode) -> DesiredNode:
@@ -65,6 +73,51 @@ def test_a_node_known_to_be_out_of_reach_is_not_waited_for_until_somebody_finds_
         assert await links.again(there) is transport.links[1]
         links.found("gpu01")
         assert await links.to(there) is transport.links[1]
+        await links.close()
+
+    asyncio.run(main())
+
+
+class _Breaking(ScriptedTransport):
+    """Streams begin, and break when they are told to."""
+
+    def __init__(self, *scripts: Script) -> None:
+        super().__init__(*scripts)
+        self.broken = asyncio.Event()
+
+    async def connect(self, node: DesiredNode, *, fleet: str | None) -> Link:
+        await super().connect(node, fleet=fleet)
+        self.links[-1] = _BreakingLink(self.scripts[node.name], self.broken)
+        return self.links[-1]
+
+
+class _BreakingLink(ScriptedLink):
+    def __init__(self, script: Script, broken: asyncio.Event) -> None:
+        super().__init__(script)
+        self._broken = broken
+
+    async def stream(self, method: str, params: Any, item: type[T]) -> AsyncIterator[T]:
+        yield item()
+        await self._broken.wait()
+        raise RetryError("the line was lost")
+
+
+def test_a_stream_that_breaks_late_leaves_the_connection_that_passes_have_opened_since_alone() -> None:
+    async def main() -> None:
+        transport, hints = _Breaking(Script("gpu01")), Hints()
+        links = KeptLinks(transports(transport))
+        streams = Streams(links, hints, rng=Random(1))
+        await streams.follow({"gpu01": node("gpu01")})
+        async with asyncio.timeout(30):
+            await hints.wait()
+            assert "is watched" in hints.take().text
+            await links.drop("gpu01", transport.links[0])
+            await links.to(node("gpu01"))
+            transport.broken.set()
+            await hints.wait()
+            assert "stream of node gpu01 ended" in hints.take().text
+        assert [link.closed for link in transport.links] == [True, False]
+        await streams.close()
         await links.close()
 
     asyncio.run(main())
