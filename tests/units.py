@@ -24,7 +24,7 @@ def unit_of(nodeid: str, *, root: Path) -> str:
     return module if _shares(root / module) else nodeid
 
 
-class UnitScheduling(LoadScopeScheduling):
+class UnitScheduling(LoadScopeScheduling):  # type: ignore[misc] # xdist ships no types
     """Hands units out in the order of their first tests."""
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
