@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from random import Random
 from typing import Any, Literal
 
-from llmgw.core.resolving.resolve import resolve
+from llmgw import __version__
+from llmgw.core.resolving.resolve import RENAMED_FROM, resolve
 from llmgw.engines.registry import ADAPTERS
 from llmgw.model.desired import Desired
 from llmgw.model.ids import Commit
 from llmgw.model.manifest import (
     GIB,
     Adapter,
+    AgentSettings,
     Duration,
     Engine,
     FleetSpec,
@@ -30,6 +33,7 @@ from llmgw.model.manifest import (
     Size,
     Source,
     Spec,
+    SyncWindow,
     Timeouts,
     Unreachable,
 )
@@ -37,6 +41,7 @@ from llmgw.model.problems import StalledError, Where
 
 Shape = Literal["whole", "pair", "share", "cpu", "gang", "cpu gang"]
 Manner = Literal["good", "slow", "never-ready", "exits", "exits later"]
+Zone = Literal["UTC", "Asia/Kathmandu"]
 
 SHAPES: tuple[Shape, ...] = ("whole", "pair", "share", "cpu")
 BROKEN: tuple[Manner, ...] = ("never-ready", "exits", "exits later")
@@ -45,6 +50,10 @@ GPUS = {"node1": 3, "node2": 2, "node3": 4, "node4": 1}
 NODES = tuple(GPUS)
 PORTS = PortRange(from_port=18000, to_port=18011)
 """Few, so that histories come near to using them up and reuse them soon."""
+OLD_AGENT = "0.0.9"
+"""The version of an agent that a former llmgw has installed."""
+AHEAD_OF_UTC: Mapping[Zone, int] = {"UTC": 0, "Asia/Kathmandu": 345}
+"""Minutes, at any time of the year."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +82,73 @@ class ModelWish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WindowWish:
+    """Opens every so many minutes, a divisor of an hour, and stays open for ``minutes``."""
+
+    kind: Literal["allow", "deny"]
+    every: int
+    minutes: int
+    zone: Zone = "UTC"
+
+    def is_open(self, now: datetime) -> bool:
+        """By the minutes of the day alone, without a calendar."""
+        return (now.hour * 60 + now.minute + AHEAD_OF_UTC[self.zone]) % self.every < self.minutes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetWish:
+    """Models and nodes are called by their first names here. What Git calls them is another matter: ``renames`` lists whom
+    somebody has renamed, once for each time; every second time it is back to the first name."""
+
     nodes: tuple[NodeWish, ...]
     models: tuple[ModelWish, ...]
     suspend: bool = False
     grace: int = 300  # seconds until what runs on a silent node is replaced elsewhere
+    renames: tuple[str, ...] = ()
+    windows: tuple[WindowWish, ...] = ()
+    agents: str = ""  # version that will do; empty: only the newest
 
     def model(self, name: str) -> ModelWish | None:
-        return next((model for model in self.models if model.name == name), None)
+        """By any of its names."""
+        return next((model for model in self.models if model.name == first_name(name)), None)
+
+    def node(self, name: str) -> NodeWish | None:
+        """By any of its names."""
+        return next((node for node in self.nodes if node.name == first_name(name)), None)
+
+    def called(self, name: str) -> str:
+        """In Git."""
+        return name + AGAIN * (self.renames.count(name) % 2)
+
+    def called_before(self, name: str) -> str:
+        """Before it was renamed the last time; empty: it never was."""
+        times = self.renames.count(name)
+        return name + AGAIN * ((times + 1) % 2) if times else ""
+
+    def frozen(self, now: datetime) -> bool:
+        """Whether nothing may be begun."""
+        allowing = [it for it in self.windows if it.kind == "allow"]
+        denied = any(it.is_open(now) for it in self.windows if it.kind == "deny")
+        return (
+            self.suspend or denied or (bool(allowing) and not any(window.is_open(now) for window in allowing))
+        )
 
     def changed(self, model: ModelWish) -> "FleetWish":
         return replace(self, models=tuple(model if old.name == model.name else old for old in self.models))
+
+
+AGAIN = "x"
+"""What a name has more after it was changed; no first name ends so."""
+
+
+def first_name(name: str) -> str:
+    """Of a model or a node, whatever it is called now."""
+    return name.removesuffix(AGAIN)
+
+
+def unfrozen(wish: FleetWish) -> FleetWish:
+    """The same wish, to be carried out at any time."""
+    return replace(wish, suspend=False, windows=())
 
 
 def with_gangs(wish: FleetWish) -> FleetWish:
@@ -125,24 +190,20 @@ def _new_model(rng: Random, name: str) -> ModelWish:
 def edited(rng: Random, wish: FleetWish) -> tuple[str, FleetWish]:
     """What a person might commit next, in words and as a whole."""
     model = rng.choice(wish.models) if wish.models else None
-    kinds = ["add", "cordon", "drain", "drain", "node goes", "node comes", "suspend"]
+    kinds = ["add", "cordon", "drain", "drain", "node goes", "node comes", "rename node"]
+    kinds += ["suspend", "windows", "windows", "agents"]
     if model is not None:
         kinds += ["flag", "flag", "flag", "scale", "scale", "remove", "break", "break", "mend", "priority"]
-        kinds += ["label", "protect", "shape"]
+        kinds += ["label", "protect", "shape", "rename"]
     kind = rng.choice(kinds)
     if kind == "add" or model is None:
         return _added(rng, wish)
-    if kind in ("cordon", "drain"):
-        node = rng.choice(wish.nodes)
-        other = (
-            replace(node, cordon=not node.cordon) if kind == "cordon" else replace(node, drain=not node.drain)
-        )
-        nodes = tuple(other if it == node else it for it in wish.nodes)
-        return f"{kind}: {other}", replace(wish, nodes=nodes)
-    if kind == "suspend":
-        return "resume" if wish.suspend else "suspend", replace(wish, suspend=not wish.suspend)
-    if kind.startswith("node"):
+    if kind in ("suspend", "windows", "agents"):
+        return _other_rules(rng, wish, kind)
+    if kind in ("cordon", "drain", "node goes", "node comes", "rename node"):
         return _other_nodes(rng, wish, kind)
+    if kind == "rename":
+        return _renamed(wish, model.name)
     if kind == "remove":
         rest = tuple(it for it in wish.models if it != model)
         return f"remove {model.name}", replace(wish, models=rest)
@@ -150,9 +211,38 @@ def edited(rng: Random, wish: FleetWish) -> tuple[str, FleetWish]:
     return f"{kind} {model.name}: {changed}", wish.changed(changed)
 
 
+def _renamed(wish: FleetWish, name: str) -> tuple[str, FleetWish]:
+    renamed = replace(wish, renames=(*wish.renames, name))
+    return f"rename {wish.called(name)} to {renamed.called(name)}", renamed
+
+
+def _other_rules(rng: Random, wish: FleetWish, kind: str) -> tuple[str, FleetWish]:
+    if kind == "suspend":
+        return "resume" if wish.suspend else "suspend", replace(wish, suspend=not wish.suspend)
+    if kind == "agents":
+        other = "" if wish.agents else OLD_AGENT
+        return f"agents from {other or __version__} on will do", replace(wish, agents=other)
+    window = WindowWish(
+        kind=rng.choice(("allow", "allow", "deny")),
+        every=rng.choice((4, 10, 20)),
+        minutes=rng.choice((1, 2, 3)),
+        zone=rng.choice(("UTC", "Asia/Kathmandu")),
+    )
+    windows = rng.choice(((window,), (window,), (*wish.windows, window), ()))
+    return f"windows {windows}", replace(wish, windows=windows)
+
+
 def _other_nodes(rng: Random, wish: FleetWish, kind: str) -> tuple[str, FleetWish]:
+    node = rng.choice(wish.nodes)
+    if kind == "rename node":
+        return _renamed(wish, node.name)
+    if kind in ("cordon", "drain"):
+        other = (
+            replace(node, cordon=not node.cordon) if kind == "cordon" else replace(node, drain=not node.drain)
+        )
+        nodes = tuple(other if it == node else it for it in wish.nodes)
+        return f"{kind}: {other}", replace(wish, nodes=nodes)
     if kind == "node goes" and len(wish.nodes) > 1:
-        node = rng.choice(wish.nodes)
         return f"remove {node.name}", replace(wish, nodes=tuple(it for it in wish.nodes if it != node))
     there = {node.name for node in wish.nodes}
     absent = [name for name in NODES if name not in there]
@@ -191,19 +281,30 @@ def manifests_of(wish: FleetWish, commit: Commit) -> Manifests:
     return Manifests(
         commit=commit,
         fleet=_manifest("Fleet", "sim", _fleet_spec(wish)),
-        nodes=tuple(_manifest("Node", node.name, _node_spec(node)) for node in wish.nodes),
+        nodes=tuple(_manifest("Node", it.name, _node_spec(it), wish=wish) for it in wish.nodes),
         profiles=tuple(_manifest("Profile", f"p-{it.name}", _profile_spec(it)) for it in wish.models),
         models=tuple(
-            _manifest("Model", it.name, _model_spec(it), labels={"label": str(it.label)})
+            _manifest("Model", it.name, _model_spec(it), wish=wish, labels={"label": str(it.label)})
             for it in wish.models
         ),
     )
 
 
-def _manifest(kind: str, name: str, spec: Spec, labels: Mapping[str, str] | None = None) -> Manifest:
+def _manifest(
+    kind: str,
+    name: str,
+    spec: Spec,
+    *,
+    wish: FleetWish | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Manifest:
+    """``wish`` knows by what name it goes."""
+    before = wish.called_before(name) if wish is not None else ""
+    called = wish.called(name) if wish is not None else name
+    notes = {RENAMED_FROM: before} if before else {}
     return Manifest(
         kind=kind,
-        metadata=Metadata(name=name, labels=labels or {}),
+        metadata=Metadata(name=called, labels=labels or {}, annotations=notes),
         spec=spec,
         where=Where(file=f"{kind.lower()}-{name}.yaml", line=1, column=1),
     )
@@ -214,7 +315,20 @@ def address_of(node: str) -> str:
 
 
 def _fleet_spec(wish: FleetWish) -> FleetSpec:
-    return FleetSpec(suspend=wish.suspend, unreachable=Unreachable(grace=Duration(wish.grace)))
+    return FleetSpec(
+        suspend=wish.suspend,
+        unreachable=Unreachable(grace=Duration(wish.grace)),
+        agent=AgentSettings(version=wish.agents or None),
+        sync_windows=tuple(
+            SyncWindow(
+                kind=window.kind,
+                schedule=f"*/{window.every} * * * *",
+                duration=Duration(60 * window.minutes),
+                time_zone=window.zone,
+            )
+            for window in wish.windows
+        ),
+    )
 
 
 def _node_spec(node: NodeWish) -> NodeSpec:
@@ -248,7 +362,7 @@ def _profile_spec(model: ModelWish) -> ProfileSpec:
         args=("--token-delay", str(model.flag), *MANNERS[model.manner]),
         startup_timeout=Duration(90),
         timeouts=Timeouts(
-            stop=Duration(20), adopt_ready=Duration(30), rendezvous=Duration(60), health=Duration(5)
+            stop=Duration(20), adopt_ready=Duration(30), rendezvous=Duration(60), health=Duration(10)
         ),
         restart=Restart(backoff=Duration(2), max_backoff=Duration(20), give_up_after=3),
     )
@@ -277,6 +391,7 @@ def _adapter(name: str) -> Adapter:
 
 def _model_spec(model: ModelWish) -> ModelSpec:
     return ModelSpec(
+        served_name=model.name,
         source=Source(url=f"http://weights.invalid/{model.name}.gguf", sha256="0" * 64),
         profile=f"p-{model.name}",
         replicas=model.replicas,
@@ -300,6 +415,7 @@ class Commits:
 
     wishes: list[FleetWish] = field(default_factory=list)
     kept: set[Commit] = field(default_factory=set)
+    resolved: dict[tuple[Commit, str], Desired] = field(default_factory=dict)
 
     def add(self, wish: FleetWish) -> Commit:
         self.wishes.append(wish)
@@ -325,7 +441,14 @@ class Commits:
         return Commit(name)
 
     async def desired(self, commit: Commit, *, key_id: str) -> Desired:
-        return resolve(manifests_of(self.wish_of(commit), commit), key_id=key_id, adapters=ADAPTERS)
+        return self.asked_by(commit, key_id)
+
+    def asked_by(self, commit: Commit, key_id: str) -> Desired:
+        """A commit says the same each time."""
+        if (commit, key_id) not in self.resolved:
+            manifests = manifests_of(self.wish_of(commit), commit)
+            self.resolved[commit, key_id] = resolve(manifests, key_id=key_id, adapters=ADAPTERS)
+        return self.resolved[commit, key_id]
 
     async def is_ancestor(self, older: Commit, newer: Commit) -> bool:
         return self._number(older) <= self._number(newer)

@@ -22,6 +22,7 @@ from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.prepare import Prepared, Wish, prepare
 from llmgw.controller.passes.progress import Silent
 from llmgw.controller.passes.reconcile import one_pass
+from llmgw.controller.passes.rotation import begin_rotation
 from llmgw.controller.passes.settle import settle
 from llmgw.controller.passes.values import PassRequest, PassResult
 from llmgw.controller.repo.records import RecordStore
@@ -40,6 +41,8 @@ from tests.sim.store import SimStore
 
 SLEEPS = 200.0
 """Seconds that a machine sleeps with an apply at work: longer than its lease."""
+LOCKED = 10.0
+"""Seconds that somebody waits for another apply of the same machine."""
 FLEET = FleetId("fleet-of-the-simulation")
 
 
@@ -55,11 +58,12 @@ SECRET = b"a secret that is long enough for the purpose"
 @dataclass(slots=True)
 class Machine:
     """A machine that people apply from: its holder name, its clock, its own way to the record, and its kernel lock,
-    which a dead process gives back."""
+    which a dead process gives back, and the files of its secret."""
 
     holder: str
     clock: LoopClock
     store: RecordStore
+    secret: MemorySecret = field(default_factory=lambda: MemorySecret(SECRET))
     inside: Incarnation | None = None
 
     @asynccontextmanager
@@ -215,6 +219,21 @@ class Controllers:
 
         return work
 
+    async def rotates(self, fleet: Fleet, links: Links, halt: Halt) -> PassResult:
+        """`secret rotate`: another secret, and a pass of what was applied last."""
+        rotation = await begin_rotation(fleet, patience=LOCKED)
+        return await self._pass(fleet, links, halt, self._request(commit=rotation.commit))
+
+    @property
+    def secret(self) -> MemorySecret:
+        """Of whoever rotates it."""
+        return self.machines["ann@desk"].secret
+
+    @staticmethod
+    def hand_over(keeper: Machine, other: Machine) -> None:
+        """A copy of the secret's files."""
+        other.secret.secret, other.secret.earlier = keeper.secret.secret, dict(keeper.secret.earlier)
+
     @staticmethod
     async def _pass(fleet: Fleet, links: Links, halt: Halt, request: PassRequest) -> PassResult:
         return await one_pass(fleet, request, links=links, halt=halt, progress=Silent())
@@ -257,7 +276,7 @@ class Controllers:
             transports={},
             adapters=ADAPTERS,
             clock=machine.clock,
-            secret=MemorySecret(SECRET),
+            secret=guard(machine.secret, life, "secret", self.delay),
             lock=lambda timeout: machine.lock(timeout, life),
             first_id=FLEET,
             holder=machine.holder,

@@ -9,7 +9,7 @@ from llmgw.controller.passes.custody import adopting, forgetting
 from llmgw.model.claims import GpuClaim
 from llmgw.model.facts import GpuProcess
 from llmgw.model.manifest import GIB
-from tests.sim.commits import PORTS, FleetWish
+from tests.sim.commits import OLD_AGENT, PORTS, FleetWish
 from tests.sim.controllers import SLEEPS
 from tests.sim.node import SimNode
 from tests.sim.world import World
@@ -94,14 +94,17 @@ async def _replace(world: World, event: Event) -> None:
     """Somebody wants new copies though nothing changed."""
     models = world.commits.wishes[-1].models
     if models:
-        work = world.controllers.once_with(replaced=(f"model/{models[event.calls % len(models)].name}",))
+        model = models[event.calls % len(models)].name
+        called = world.commits.wishes[-1].called(model)
+        work = world.controllers.once_with(replaced=(f"model/{called}",))
         await asyncio.wait({world.controllers.begin("ann@desk", work)})
 
 
 async def _target(world: World, event: Event) -> None:
     """Somebody applies one change of many, though changes may be frozen."""
     wish = world.commits.wishes[-1]
-    things = [*(f"model/{it.name}" for it in wish.models), *(f"node/{it.name}" for it in wish.nodes)]
+    things = [f"model/{wish.called(it.name)}" for it in wish.models]
+    things += [f"node/{wish.called(it.name)}" for it in wish.nodes]
     target = things[event.calls % len(things)]
     work = world.controllers.once_with(targets=(target,), override="it burns" if event.node % 2 else "")
     await asyncio.wait({world.controllers.begin("ann@desk", work)})
@@ -127,6 +130,22 @@ async def _adopt(world: World, event: Event) -> None:
 async def _prune_unrecorded(world: World, event: Event) -> None:
     work = world.controllers.once_with(prune_unrecorded=True)
     await asyncio.wait({world.controllers.begin("ann@desk", work)}, timeout=event.seconds or None)
+
+
+async def _rotate_secret(world: World, event: Event) -> None:
+    """Whoever keeps the secret makes another, and hands it to the others some time later."""
+    keeper, other = (world.controllers.machines[name] for name in ("ann@desk", "bob@laptop"))
+    work = world.controllers.rotates
+    await asyncio.wait({world.controllers.begin(keeper.holder, work, crash_in=event.calls or None)})
+    world.loop.call_later(event.seconds, lambda: world.controllers.hand_over(keeper, other))
+
+
+async def _older_agent(world: World, event: Event) -> None:
+    """As a former llmgw has left it: the controllers have been upgraded since."""
+    node = _node(world, event)
+    await node.close_agent()
+    node.version = OLD_AGENT
+    agent_again(world, event.seconds, node)
 
 
 async def _crash_agent(world: World, event: Event) -> None:
@@ -165,13 +184,12 @@ async def _engine_dies(world: World, event: Event) -> None:
 
 
 async def _engine_hangs(world: World, event: Event) -> None:
-    """It lives on and answers nothing any more; some come to themselves soon, others never do."""
+    """Some come to themselves soon, others never do."""
     serving = [it for it in _node(world, event).machine.living() if it.script.ready_after is not None]
     if not serving:
         return
     node, process = _node(world, event), serving[event.calls % len(serving)]
-    node.hung.setdefault(process, process.script)
-    process.script = replace(process.script, ready_after=None, answers_token=False)
+    node.hang(process)
     if event.calls % 3:
         world.loop.call_later(event.seconds, lambda: node.thaw(process))
 
@@ -318,6 +336,7 @@ FAULTS: Mapping[str, Do] = {
     "crash agent": _crash_agent,
     "kill agent": _kill_agent,
     "restart agent": _restart_agent,
+    "older agent": _older_agent,
     "reboot": _reboot,
     "engine dies": _engine_dies,
     "engine hangs": _engine_hangs,
@@ -348,12 +367,22 @@ DEEDS: Mapping[str, Do] = {
     "forget": _forget,
     "adopt": _adopt,
     "prune unrecorded": _prune_unrecorded,
+    "rotate secret": _rotate_secret,
     "clock jumps": _clock_jumps,
     "controller clock jumps": _controller_clock_jumps,
     **FAULTS,
 }
 
-HANDS = ("replace", "replace", "target", "target", "forget", "adopt", "prune unrecorded")
+HANDS = (
+    "replace",
+    "replace",
+    "target",
+    "target",
+    "forget",
+    "adopt",
+    "prune unrecorded",
+    *["rotate secret"] * 3,
+)
 """What people ask for beside commits."""
 FATE = (*FAULTS, "store trouble", "clock jumps", "controller clock jumps")
 APPLIES = (

@@ -5,8 +5,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from random import Random
 
+from llmgw import __version__
+from llmgw.model.ids import key_id
 from llmgw.model.plan import Action, Plan, StepKind
-from tests.sim.commits import LOADED, FleetWish, ModelWish, NodeWish
+from tests.sim.commits import LOADED, FleetWish, ModelWish, NodeWish, first_name, unfrozen
 from tests.sim.deeds import DEEDS, LOOK_EVERY, Event, agent_again
 from tests.sim.loop import DeadlockError, VirtualLoop, run
 from tests.sim.store import OpenStore
@@ -132,8 +134,9 @@ def faults_end(world: World) -> None:
 async def _peace(world: World) -> None:
     """Faults end, and so does a freeze; passes go on until nothing is left to do."""
     faults_end(world)
-    if world.commits.wishes[-1].suspend:
-        world.commits.add(replace(world.commits.wishes[-1], suspend=False))
+    wish = world.commits.wishes[-1]
+    if wish != unfrozen(wish):
+        world.commits.add(unfrozen(wish))
     running = list(world.controllers.running)
     if running:
         _, late = await asyncio.wait(running, timeout=600)
@@ -158,6 +161,7 @@ async def settled(world: World) -> bool:
         if result is not None:
             plan = result.plan
             quiet = not plan.commands and not plan.waiting
+            quiet = quiet and not any(node.at_work() for node in world.nodes.values())
             if quiet and settled_before:
                 return True
             if quiet:
@@ -187,7 +191,7 @@ async def _nothing_to_do(world: World, when: str) -> None:
     # What ends by itself again and again is tried ever less often, and never left for good.
     tried = {it.name for it in world.commits.wishes[-1].models if it.manner == "exits later"}
     _nothing_planned(world, plan, tried, when)
-    blocked = {change.model for change in plan.blocked} | tried
+    blocked = {first_name(change.model) for change in plan.blocked if change.model is not None} | tried
     record, wish = world.store.record, world.commits.wishes[-1]
     managed = record.replicas.keys() if record is not None else frozenset()
     serving = {name: found & managed for name, found in world.invariants.serving().items()}
@@ -197,6 +201,8 @@ async def _nothing_to_do(world: World, when: str) -> None:
             world.violate(
                 f"{when}: {there} of {model.replicas} replicas of {model.name} serve, and nothing is blocked"
             )
+    _have_the_newest_key(world, {it.name for it in wish.models} - blocked, when)
+    _agents_are_right(world, {first_name(it.address.removeprefix("node/")) for it in plan.blocked}, when)
     _have_their_adapters(world, (it for it in wish.models if it.name not in blocked), when)
     for name, there_still in serving.items():
         if there_still and wish.model(name) is None and name not in blocked:
@@ -207,17 +213,44 @@ async def _nothing_to_do(world: World, when: str) -> None:
         )
 
 
+def _have_the_newest_key(world: World, models: Collection[str], when: str) -> None:
+    """A rotation has come to its end: nothing depends on an earlier secret, but for what it can't replace."""
+    record, secret = world.store.record, world.controllers.secret
+    newest = key_id(secret.make())
+    replicas = record.replicas.values() if record is not None else ()
+    others = [it for it in replicas if first_name(it.model) not in models]
+    for replica in replicas:
+        if replica not in others and replica.spec.key_id != newest:
+            world.violate(
+                f"{when}: {replica.id} has a key from {replica.spec.key_id}, and the secret is {newest}"
+            )
+    if record is not None and not others and not record.forgotten and (kept := sorted(secret.kept())):
+        world.violate(f"{when}: the secrets {kept} are kept, and nothing needs them")
+
+
+def _agents_are_right(world: World, blocked: Collection[str], when: str) -> None:
+    wish = world.commits.wishes[-1]
+    for it in wish.nodes:
+        node, called = world.nodes[it.name], wish.called(it.name)
+        if it.name in blocked:
+            continue
+        if node.called != called:
+            world.violate(f"{when}: the agent of {called} calls itself {node.called}")
+        if node.version != __version__ and not wish.agents:
+            world.violate(f"{when}: the agent of {called} is {node.version}")
+
+
 def _nothing_planned(world: World, plan: Plan, tried: Collection[str], when: str) -> None:
     """But for ``tried``, and what is dropped along with their commands."""
-    commands = [it for it in plan.commands if (it.model or "") not in tried]
+    commands = [it for it in plan.commands if first_name(it.model or "") not in tried]
     along = len(commands) < len(plan.commands) and all(it.kind is StepKind.FORGET for it in commands)
     for step in () if along else commands:
         world.violate(f"{when}: {step.id} is to be done: {step.reason}")
     for change in plan.changes:
-        if change.action is not Action.BLOCKED and (change.model or "") not in tried:
+        if change.action is not Action.BLOCKED and first_name(change.model or "") not in tried:
             world.violate(f"{when}: {change.action.value} {change.address}: {change.reason}")
     for text in plan.waiting:
-        if (text.removeprefix("model/").partition("/")[0]) not in tried:
+        if first_name(text.removeprefix("model/").partition("/")[0]) not in tried:
             world.violate(f"{when}: waits: {text}")
 
 
@@ -227,7 +260,7 @@ def _have_their_adapters(world: World, models: Iterable[ModelWish], when: str) -
     for name, node in world.nodes.items():
         for process in node.machine.living():
             shard = process.order.shard
-            asked = wanted.get(shard.partition("-")[0])
+            asked = wanted.get(first_name(shard.partition("-")[0]))
             if asked is not None and shard.endswith("-r0") and sorted(process.adapters) != asked:
                 world.violate(
                     f"{when}: {shard} on {name} has the adapters {[*process.adapters]}, not {asked}"

@@ -6,17 +6,21 @@ What is so on the machines counts, not what agents or record say of it. A violat
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from llmgw.agent.fakes import Process
 from llmgw.clock import Clock
 from llmgw.controller.repo.records import entry_of
-from llmgw.model.ids import Commit, parse_replica_id, parse_shard_id
+from llmgw.controller.secrets import replica_key
+from llmgw.model.ids import Commit, ReplicaId, key_id, parse_replica_id, parse_shard_id
 from llmgw.model.launch import LaunchSpec
 from llmgw.model.plan import Action, Plan
 from llmgw.model.record import Outcome, PassRecord, RankPlacement, Record, ReplicaPhase, ReplicaRecord
 from llmgw.wire import codec
+from tests.sim.commits import FleetWish, first_name
+from tests.sim.node import key_of
 
 if TYPE_CHECKING:
     from tests.sim.node import SimNode
@@ -28,8 +32,12 @@ LEAVING = (ReplicaPhase.DRAINING, ReplicaPhase.STOPPING)
 LOOKING = 30.0
 """Seconds that may lie between a pass's look at the nodes and its intent."""
 OWNER = "state/owner.json"
-NOTICED = 10.0
+NOTICED = 20.0
 """Seconds until an agent has seen that an engine answers again: two of its questions."""
+UNNOTICED = 60.0
+"""Seconds in which an agent may call an engine ready that has hung since: several questions, and a look at what it does."""
+ENDING = 5.0
+"""Seconds in which a pass that is told to end still sends what it is about to."""
 GLANCE = 0.2
 """Seconds between looks at who serves; whoever serves for less is missed by nobody."""
 WATCHED = 3
@@ -42,7 +50,12 @@ class PassWatch:
 
     serial: int
     plan: Plan
+    before: Record | None
     record: Record
+    commit: Commit
+    wish: FleetWish
+    at: float  # of the loop's time
+    clock: datetime  # what its machine's showed then
     known: set[str]  # what the record knew to serve: what nobody knew of yet is missed by nobody
     seen: dict[str, set[str]]
     taken: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -130,9 +143,10 @@ class Invariants:
 
     # ---- who serves ----------------------------------------------------------------------------------
 
-    def serving(self) -> dict[str, set[str]]:
+    def serving(self, *, unnoticed: float = 0.0) -> dict[str, set[str]]:
         """Replicas that answer users, whose agents know it, and that were not told to go; by model. Of a gang the leader
-        answers, and only while every rank lives."""
+        answers, and only while every rank lives. With those that have hung for at most so many seconds ``unnoticed``."""
+        now = self._world.loop.elapsed
         ranks: dict[str, set[int]] = defaultdict(set)
         found: dict[str, set[str]] = defaultdict(set)
         for node in self._world.nodes.values():
@@ -141,16 +155,17 @@ class Invariants:
                 shard = process.order.shard
                 if shard in ready and shard not in self.leaving:
                     spec = self.specs[shard]
-                    if spec.rank or node.machine.serves(process):
+                    hangs = now - node.hangs.get(process, -unnoticed) < unnoticed
+                    if spec.rank or hangs or node.machine.serves(process):
                         ranks[spec.replica].add(spec.rank)
                     if len(ranks[spec.replica]) == spec.ranks:
-                        found[spec.model].add(spec.replica)
+                        found[first_name(spec.model)].add(spec.replica)
         return found
 
     def _remember_serving(self) -> None:
         now = self._world.loop.elapsed
         watches = list(self.passes.values())[-WATCHED:]
-        serving = self.serving()
+        serving = self.serving(unnoticed=UNNOTICED)
         served = {replica for replicas in serving.values() for replica in replicas}
         self._since = {replica: self._since.get(replica, now) for replica in sorted(served)}
         for model, replicas in serving.items():
@@ -182,6 +197,21 @@ class Invariants:
         if taken_over or record.last_pass.lease_until <= clock.now():
             self._late.add(command.id)
             self.violate(f"{command.id} is sent by a controller whose lease is over")
+        self._sent_in_time(command.id, method, self.passes.get(command.fence.serial))
+
+    def _sent_in_time(self, command: str, method: str, watch: PassWatch | None) -> None:
+        """Nothing is begun when the time for changes has ended, though the pass began before."""
+        if (
+            watch is None
+            or method not in ("start", "drain", "stop")
+            or self._frozen(watch, watch.plan.created)
+        ):
+            return
+        for late in (0.0, ENDING):
+            passed = timedelta(seconds=self._world.loop.elapsed - watch.at - late)
+            if not self._frozen(watch, watch.clock + passed):
+                return
+        self.violate(f"{command} is sent though the time for changes has ended")
 
     def arrived(self, node: str, method: str, params: Mapping[str, Any]) -> None:
         """A command has come to an agent, which may still refuse it."""
@@ -198,16 +228,26 @@ class Invariants:
                     f"{node} got a start of {spec.shard} that the plan of serial {serial} does not hold"
                 )
             known = self.specs.get(spec.shard)
-            if known is not None and known != spec:
+            if known is not None and _without_name(known) != _without_name(spec):
                 self.violate(
                     f"{spec.shard} is started again as something else: a placement number came twice"
                 )
             self.specs.setdefault(spec.shard, spec)
             self._ordered[spec.shard] += 1
+            self._nothing_new(spec, self.passes.get(serial))
         if method in ("stop", "drain"):
             self.asked.add(params["shard"])
             served = any(_replica_of(params["shard"]) in replicas for replicas in self.serving().values())
             self._took_a_server[command] = served
+
+    def _nothing_new(self, spec: LaunchSpec, watch: PassWatch | None) -> None:
+        """While changes are frozen only what had its place before comes back, by the commit that it was stopped for."""
+        if watch is None or not self._frozen(watch, watch.plan.created):
+            return
+        name = parse_replica_id(spec.replica)
+        same = watch.before is not None and watch.before.commit == watch.commit
+        if name is None or name.n == 1 or not same:
+            self.violate(f"{spec.shard} is started by serial {watch.serial}, and changes are frozen")
 
     def refused(self, method: str, params: Mapping[str, Any]) -> None:
         if method == "start":
@@ -239,31 +279,59 @@ class Invariants:
         spec, watch = self.specs.get(shard), self.passes.get(serial)
         was_leaving = shard in self.leaving
         self.leaving.add(shard)
-        if spec is not None:
-            self._served.pop((spec.model, spec.replica), None)
-        if was_leaving or not served or spec is None or watch is None:
+        if spec is None or watch is None:
             return
-        seen = watch.seen.get(spec.model, set()) & watch.known
+        model = first_name(spec.model)
+        self._served.pop((model, spec.replica), None)
+        if was_leaving or not served:
+            return
+        seen = watch.seen.get(model, set()) & watch.known
         if replica not in seen:
             return  # it did not serve anybody
-        commit, last = watch.record.commit, watch.record.last_pass
-        frozen = commit is not None and self._world.commits.wish_of(commit).suspend
-        if frozen and last is not None and not last.override:
+        if self._frozen(watch, watch.plan.created):
             self.violate(f"{method} of {shard} by serial {serial}, which serves, and changes are frozen")
+        self._without_reason(replica, watch)
         if method == "stop":
             # When the pass looked it was not ready yet; otherwise it would have been drained. What is under way for long
             # (a slow line, a machine that slept as it sent) was decided when it was sent.
             if sent - self._since.get(replica, sent) > LOOKING and not self._leader_is_silent(spec, sent):
                 self.violate(f"{shard} is stopped by serial {serial} while it serves, and was never drained")
             return
-        watch.taken[spec.model].add(replica)
-        left = len(seen - watch.taken[spec.model])
-        need, why = self._least(spec.model, watch)
+        watch.taken[model].add(replica)
+        left = len(seen - watch.taken[model])
+        need, why = self._least(model, watch)
         if left < need and not self._makes_room(replica, watch):
             self.violate(
-                f"{method} of {shard} by serial {serial} leaves {left} of {spec.model} serving "
-                f"({', '.join(sorted(seen - watch.taken[spec.model])) or 'none'}), and {need} must be: {why}"
+                f"{method} of {shard} by serial {serial} leaves {left} of {model} serving "
+                f"({', '.join(sorted(seen - watch.taken[model])) or 'none'}), and {need} must be: {why}"
             )
+
+    @staticmethod
+    def _frozen(watch: PassWatch, when: datetime) -> bool:
+        last = watch.record.last_pass
+        return watch.wish.frozen(when) and not (last is not None and last.override)
+
+    def _without_reason(self, replica: str, watch: PassWatch) -> None:
+        """Whoever serves just as Git asks is only let go for a reason: renames are none, nor is what else a commit says."""
+        recorded = watch.record.replicas.get(ReplicaId(replica))
+        wish = watch.wish.model(recorded.model) if recorded is not None else None
+        if recorded is None or wish is None:
+            return
+        desired = self._world.commits.asked_by(watch.commit, watch.record.key_id)
+        asked = desired.models[watch.wish.called(wish.name)].runs_as(recorded.spec_digest)
+        known = watch.record.models.get(recorded.model)
+        copies = [it for it in watch.record.replicas.values() if _same_place(it, recorded)]
+        wanted = recorded.ordinal < wish.replicas and not recorded.replaced_by and len(copies) == 1
+        stays = all(self._may_stay(rank.node, watch) for rank in recorded.ranks)
+        held = known is not None and known.held is not None
+        if asked and wanted and stays and not held and not self._makes_room(replica, watch):
+            self.violate(f"{replica} is taken away by serial {watch.serial}, and it serves as Git asks")
+
+    def _may_stay(self, name: str, watch: PassWatch) -> bool:
+        """On a node that Git names and does not empty, and that can be asked."""
+        node = watch.wish.node(name)
+        heard = self._world.loop.elapsed - self._silent.get(first_name(name), -LOOKING) >= LOOKING
+        return node is not None and not node.drain and heard
 
     def _leader_is_silent(self, spec: LaunchSpec, sent: float) -> bool:
         """Only a gang's leader knows of requests: while it is out of reach its other ranks can't be drained."""
@@ -276,14 +344,13 @@ class Invariants:
 
     def _least(self, model: str, watch: PassWatch) -> tuple[int, str]:
         """How many replicas of a model the pass must leave serving."""
-        commit = watch.record.commit
-        wish = self._world.commits.wish_of(commit).model(model) if commit is not None else None
-        known = watch.record.models.get(model)
+        wish = watch.wish.model(model)
+        known = next((it for name, it in watch.record.models.items() if first_name(name) == model), None)
         protect = wish.protect if wish is not None else known is not None and known.protect
         if wish is None:
             return (1, "it is protected") if protect else (0, "it was removed")
         destroys = any(
-            change.model == model and change.action is Action.DESTROY_BEFORE_CREATE
+            first_name(change.model or "") == model and change.action is Action.DESTROY_BEFORE_CREATE
             for change in watch.plan.changes
         )
         allowed = wish.max_unavailable if wish.max_unavailable != "auto" else int(destroys)
@@ -291,7 +358,7 @@ class Invariants:
         placed = {
             it.ordinal
             for it in watch.record.replicas.values()
-            if it.model == model
+            if first_name(it.model) == model
             and it.ordinal < wish.replicas
             and it.origin.serial != watch.serial
             and (it.phase not in LEAVING or it.id in self._published)
@@ -305,10 +372,9 @@ class Invariants:
     def _makes_room(self, replica: str, watch: PassWatch) -> bool:
         """Whether it goes for one of higher priority, by what people wrote and not by what the plan says of it."""
         change = next((it for it in watch.plan.changes if it.previous == replica and it.evicted_for), None)
-        wish = self._world.commits.wish_of(watch.record.commit) if watch.record.commit is not None else None
-        if change is None or change.model is None or wish is None:
+        if change is None or change.model is None:
             return False
-        goes, comes = wish.model(change.model), wish.model(change.evicted_for.split("/")[1])
+        goes, comes = watch.wish.model(change.model), watch.wish.model(change.evicted_for.split("/")[1])
         return goes is not None and comes is not None and goes.priority < comes.priority and not goes.protect
 
     def signalled(self, node: "SimNode", process: Process, number: int) -> None:
@@ -340,15 +406,23 @@ class Invariants:
         self._one_at_a_time(before, record, written)
         self._numbers_only_grow(before, record)
         self._endpoints_are_real(record)
+        self._keys_fit(record)
         self._message_tells(before, record, written.message)
         if codec.loads(Record, codec.dumps(record), strict=True) != record:
             self.violate(f"the record of serial {record.serial} does not survive being written and read")
         if written.plan is not None and record.serial not in self.passes:
             self._remember_serving()
+            commit = written.plan.basis.commit
+            assert commit is not None, "what is carried out is a commit's"
             self.passes[record.serial] = PassWatch(
                 serial=record.serial,
                 plan=written.plan,
+                before=before,
                 record=record,
+                commit=commit,
+                wish=self._world.commits.wish_of(commit),
+                at=self._world.loop.elapsed,
+                clock=self._clock_of(record.last_pass.holder if record.last_pass is not None else "").now(),
                 known=(_known_to_serve(before) | _known_to_serve(record)) - _going(before),
                 seen=self._served_lately(),
             )
@@ -372,11 +446,11 @@ class Invariants:
         ports: dict[tuple[str, int], str] = {}
         memory: dict[str, int] = defaultdict(int)
         for replica, rank in self._recorded_ranks(record):
-            memory[rank.node] += rank.memory
+            memory[first_name(rank.node)] += rank.memory
             for claim in rank.gpus:
                 gpus[claim.uuid].append((replica.id, claim.memory))
             for port in rank.ports:
-                other = ports.setdefault((rank.node, port), replica.id)
+                other = ports.setdefault((first_name(rank.node), port), replica.id)
                 if other != replica.id:
                     self.violate(f"recorded: {other} and {replica.id} both hold port {port} of {rank.node}")
         totals = {
@@ -390,12 +464,14 @@ class Invariants:
                 self.violate(f"recorded: {held} bytes of memory on {name}")
 
     def _recorded_ranks(self, record: Record) -> Iterator[tuple[ReplicaRecord, RankPlacement]]:
-        """Without those of gangs that were told to stop and have: a gang stays recorded until all its ranks are heard of,
-        which may be never."""
+        """Without those of gangs that have ended: a gang stays recorded until all its ranks are heard of, which may be never,
+        and what was a rank of it once is never started again."""
         for replica in _held(record):
             for rank in replica.ranks:
                 shard = f"{replica.id}-r{rank.rank}"
-                gone = shard in self.leaving and shard not in self.engines(self._world.nodes[rank.node])
+                machine = self._world.nodes[first_name(rank.node)]
+                ends = shard in self.leaving or any(shard == begun for _, begun, _ in machine.machine.starts)
+                gone = ends and shard not in self.engines(machine)
                 if len(replica.ranks) == 1 or not gone:
                     yield replica, rank
 
@@ -426,13 +502,15 @@ class Invariants:
     def _numbers_only_grow(self, before: Record | None, record: Record) -> None:
         for replica in record.replicas.values():
             old = before.replicas.get(replica.id) if before is not None else None
-            if old is not None and (old.ranks, old.spec_digest) != (replica.ranks, replica.spec_digest):
+            if old is not None and _placed(old) != _placed(replica):
                 self.violate(f"recorded: {replica.id} became another replica under the same name")
             name = parse_replica_id(replica.id)
             if name is None or not replica.spec_digest.startswith(name.digest8):
                 self.violate(f"recorded: {replica.id} runs {replica.spec_digest[:8]}")
+        earlier = before.models.values() if before is not None else ()
+        by_name = {first_name(it.name): it for it in earlier}
         for model in record.models.values():
-            known = before.models.get(model.name) if before is not None else None
+            known = by_name.get(first_name(model.name))
             if known is not None and known.removed and not model.removed:
                 continue  # it comes back: that no number comes twice is seen where starts arrive
             for ordinal, n in known.placements.items() if known is not None else ():
@@ -448,6 +526,21 @@ class Invariants:
                 self.violate(f"published: {endpoint.replica} at {endpoint.address}:{endpoint.port}")
             elif replica.phase not in (ReplicaPhase.SERVING, ReplicaPhase.DRAINING):
                 self.violate(f"published: {endpoint.replica}, which is {replica.phase.value}")
+
+    def _keys_fit(self, record: Record) -> None:
+        """Whoever makes the key of what is published gets an answer by it, from the secrets that are there."""
+        secret = self._world.controllers.secret
+        there = {key_id(each): each for each in (secret.make(), *secret.kept().values())}
+        for endpoint in record.endpoints:
+            leader = f"{endpoint.replica}-r0"
+            for node in self._world.nodes.values():
+                process = next((it for it in node.machine.living() if it.order.shard == leader), None)
+                if process is None:
+                    continue
+                if endpoint.key_id not in there:
+                    self.violate(f"published: {endpoint.replica}, and its secret {endpoint.key_id} is gone")
+                elif replica_key(there[endpoint.key_id], endpoint.replica) != key_of(process):
+                    self.violate(f"published: {endpoint.replica} with a key that it does not know")
 
     # ---- agents come and go --------------------------------------------------------------------------
 
@@ -525,13 +618,28 @@ class Invariants:
                 wanted[f"{replica.id}-r{rank.rank}"] = rank.node
         for node in self._world.nodes.values():
             for shard in self.engines(node):
-                if wanted.get(shard) != node.name:
+                if first_name(wanted.get(shard, "")) != node.name:
                     self.violate(f"settled: {shard} runs on {node.name}, and the record does not know")
 
 
 def _held(record: Record) -> Iterable[ReplicaRecord]:
     """What is managed, and what somebody took out of management and still runs."""
     return (*record.replicas.values(), *(each.replica for each in record.forgotten.values()))
+
+
+def _without_name(spec: LaunchSpec) -> LaunchSpec:
+    """The same whatever its model is called by now."""
+    return replace(spec, model=first_name(spec.model))
+
+
+def _same_place(one: ReplicaRecord, other: ReplicaRecord) -> bool:
+    return (one.model, one.ordinal) == (other.model, other.ordinal)
+
+
+def _placed(replica: ReplicaRecord) -> tuple[object, ...]:
+    """What a replica is, whatever its node and its model are called by now."""
+    ranks = tuple(replace(rank, node=first_name(rank.node)) for rank in replica.ranks)
+    return first_name(replica.model), replica.ordinal, ranks, replica.spec_digest
 
 
 def _replica_of(shard: str) -> str:

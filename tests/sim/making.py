@@ -79,6 +79,8 @@ def event_of(rng: Random, kind: str, *, gaps: Sequence[float]) -> Event:
         "store trouble": rng.choice((2.0, 30.0, 200.0)),
         "kill agent": rng.choice((0.5, 5.0, 60.0)),
         "restart agent": rng.choice((0.5, 5.0)),
+        "older agent": rng.choice((0.5, 5.0)),
+        "rotate secret": rng.choice((0.0, 60.0, 400.0)),
         "reboot": rng.choice((20.0, 90.0)),
         "partition": rng.choice((5.0, 60.0, 400.0)),
         "disk full": rng.choice((10.0, 60.0, 300.0)),

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,21 +26,26 @@ from llmgw.agent.jobs.runner import Jobs
 from llmgw.agent.journal import Journal, MemoryJournalStore
 from llmgw.agent.ownership import Ownership
 from llmgw.agent.sampling import Sampler
-from llmgw.agent.seams import Gpus, Order
+from llmgw.agent.seams import Answer, Gpus, Order
 from llmgw.agent.service import AgentService
 from llmgw.agent.shards.keeper import Shards
 from llmgw.agent.shards.surroundings import ShardSettings
-from llmgw.controller.nodes.memory import MemoryNode
+from llmgw.controller.nodes.agentsettings import may_stay
+from llmgw.controller.nodes.memory import MemoryNode, MemoryTransport
+from llmgw.core.life import TERMINAL
+from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Disk, Facts, Gpu
 from llmgw.model.ids import FleetId
+from llmgw.model.launch import HttpProbe
 from llmgw.model.manifest import GIB
 from llmgw.model.problems import LlmgwError, RetryError
 from llmgw.model.report import AgentInfo, ShardState
 from llmgw.wire.messages import PROTOCOL
-from tests.sim.commits import address_of
+from tests.sim.commits import address_of, first_name
 from tests.sim.crash import Incarnation, guard
 from tests.sim.loop import LoopClock
 
+RESTS = TERMINAL | {ShardState.READY}
 MUTATING = frozenset({"start", "drain", "stop", "forget", "install", "fetch", "cancel", "key", "adapters"})
 Watched = Callable[[str, str, Mapping[str, Any], Any], None]
 """Node, method, parameters and what came of it (None: it has just arrived)."""
@@ -79,14 +85,12 @@ class TracedNode(PretendedNode):
 
     def serves(self, process: Process) -> bool:
         """Whether a user would get an answer from it right now."""
-        if (
-            process.ended is not None
-            or not process.script.answers_token
-            or process.script.ready_after is None
-        ):
+        script = process.script
+        taken = any(port in self.strangers for port in process.ports)
+        if process.ended is not None or taken or not script.answers_token or script.ready_after is None:
             return False
         age = asyncio.get_running_loop().time() - process.born
-        return age >= max(process.script.ready_after, process.script.port_after)
+        return age >= max(script.ready_after, script.port_after)
 
 
 def _manner(script: Script) -> str:
@@ -129,6 +133,22 @@ class FailingJournalStore(MemoryJournalStore):
     def _room(self) -> None:
         if self._contents.full:
             raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class KeyedProbe(FakeProbe):
+    """Engines that answer only whoever shows their key."""
+
+    async def ask(self, host: str, port: int, probe: HttpProbe, *, key: str | None, timeout: float) -> Answer:
+        answer = await super().ask(host, port, probe, key=key, timeout=timeout)
+        process = self._at(host).listening(port)
+        if probe.authorized and process is not None and key != key_of(process):
+            return Answer(status=401, text="another key")
+        return answer
+
+
+def key_of(process: Process) -> str:
+    """That a pretended engine was started with."""
+    return process.order.env.get("SIM_API_KEY", "")
 
 
 class Door:
@@ -212,6 +232,8 @@ class SimNode:
         )
         self.line = MemoryNode(start=self.start_agent, facts=self._facts(self.machine.gpus))
         self.fleet: FleetId | None = None
+        self.version = __version__  # of the agent's files
+        self.called = name  # by its agent's settings
         self.agent: Incarnation | None = None
         self.service: AgentService | None = None
         self.shards: Shards | None = None
@@ -220,6 +242,7 @@ class SimNode:
         self.trouble_with_jobs = 0
         self.crash_at_work = 0
         self.hung: dict[Process, Script] = {}  # how each would go on
+        self.hangs: dict[Process, float] = {}  # when each fell silent
         self.thawed: dict[Process, float] = {}  # when each came to itself
         self._starting: asyncio.Task[Door] | None = None
         self.on_write: Callable[[str, bytes], None] = lambda name, data: None
@@ -228,6 +251,12 @@ class SimNode:
         self.on_answer: Callable[[], None] = lambda: None
 
     # ---- agents --------------------------------------------------------------------------------------
+
+    async def install_agent(self, node: str) -> None:
+        """As bootstrap does: files and settings of this llmgw, which a running agent that has others leaves its place for."""
+        if not may_stay(version=self.version, same_settings=self.called == node, node=node):
+            await self.close_agent()
+        self.version, self.called = __version__, node
 
     async def start_agent(self, fleet: str) -> Door:
         """As bootstrap or an init system would; the lock on the node lets only one live."""
@@ -266,6 +295,11 @@ class SimNode:
         )  # its reports would read logs, at every step
         return frozenset(name for name, shard in kept.items() if shard.life.state is ShardState.READY)
 
+    def at_work(self) -> bool:
+        """Whether its agent is still bringing something to rest, though nobody commands it."""
+        kept = self.shards._shards.values() if self.shards is not None else ()
+        return any(shard.life.state not in RESTS for shard in kept)
+
     def kill_agent(self) -> None:
         if self.agent is not None:
             self.agent.die()
@@ -276,8 +310,8 @@ class SimNode:
             return
         agent = self.agent
         leaving = agent.spawn(self.service.close())
+        leaving.add_done_callback(lambda _: agent.die())  # whoever waits for it or not
         await asyncio.wait({leaving})
-        agent.die()
 
     def _agent_died(self) -> None:
         self._told(f"{self.name}: its agent is dead")
@@ -309,7 +343,7 @@ class SimNode:
             ShardSettings(work=Path(f"/pretended/{self.name}"), boot_id=self.machine.boot_id, housekeeping=0),
             clock=clock,
             spawner=guarded(FakeSpawner(self.machine), "spawner"),
-            probe=guarded(FakeProbe(self.machine, network=self._network), "probe"),
+            probe=guarded(KeyedProbe(self.machine, network=self._network), "probe"),
             disk=disk,
             gpus=gpus,
             jobs=jobs,
@@ -318,10 +352,10 @@ class SimNode:
         )
         sampler = Sampler(self._look(gpus))
         info = AgentInfo(
-            version=__version__,
+            version=self.version,
             protocol=PROTOCOL,
             fleet=self.fleet,
-            node=self.name,
+            node=self.called,
             boot_id=self.machine.boot_id,
             pid=self.agents,
             started=clock.now(),
@@ -383,6 +417,12 @@ class SimNode:
         self._starting = None
         self.on_wipe()
 
+    def hang(self, process: Process) -> None:
+        """It lives on and answers nothing any more."""
+        self.hung.setdefault(process, process.script)
+        self.hangs[process] = asyncio.get_running_loop().time()
+        process.script = replace(process.script, ready_after=None, answers_token=False)
+
     def thaw(self, process: Process) -> None:
         """One that hangs goes on."""
         if process in self.hung:
@@ -435,6 +475,22 @@ class SimNode:
             leaves=rng.choice((0, 0, 0, 0, 2)),
             in_flight=rng.choice((0, 0, 0, 3, None)),
         )
+
+
+class SimTransport(MemoryTransport):
+    """Knows machines whatever Git calls them, and brings their agents to what this llmgw has."""
+
+    def __init__(self, nodes: Mapping[str, SimNode]) -> None:
+        super().__init__(nodes={name: node.line for name, node in nodes.items()})
+        self._nodes = nodes
+
+    async def bootstrap(self, node: DesiredNode, *, fleet: str) -> None:
+        self._machine(node)
+        await self._nodes[first_name(node.name)].install_agent(node.name)
+        await super().bootstrap(node, fleet=fleet)
+
+    def _machine(self, node: DesiredNode) -> MemoryNode:
+        return super()._machine(replace(node, name=first_name(node.name)))
 
 
 def _gpu(node: str, index: int) -> Gpu:

@@ -36,4 +36,11 @@ FOUND: dict[str, str] = {
         "Each step of a start turned the deadline into the loop's time anew, by a clock that had been set forward meanwhile: an engine "
         "that was about to get ready was ended as one that never would."
     ),
+    "rotation of a node renamed while frozen": (
+        "The record had taken a node's new name while changes were frozen. `secret rotate` made a pass of the commit applied last, which has "
+        "the old one: it saw two nodes, and stopped what served on the one as running elsewhere, without a drain."
+    ),
+    "rotation of a fleet in which nothing runs": (
+        "Nothing was to be commanded, so the record kept the earlier key id: the rotation never ended, and no other could begin."
+    ),
 }

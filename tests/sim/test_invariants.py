@@ -4,19 +4,22 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
 import pytest
 
+from llmgw import __version__
 from llmgw.agent.fakes import Process
 from llmgw.model.claims import GpuClaim
 from llmgw.model.ids import ReplicaId
 from llmgw.model.record import ModelRecord, Outcome, PassRecord, Record, ReplicaPhase, ReplicaRecord
 from llmgw.wire import codec
-from llmgw.wire.messages import ForgetParams
-from tests.sim.commits import FleetWish, ModelWish, NodeWish
+from llmgw.wire.messages import DrainParams, ForgetParams
+from tests.sim.commits import OLD_AGENT, FleetWish, ModelWish, NodeWish, WindowWish
 from tests.sim.history import look_closely, settled
+from tests.sim.invariants import ENDING
 from tests.sim.loop import VirtualLoop, run
 from tests.sim.node import SimNode
 from tests.sim.world import World
@@ -28,6 +31,8 @@ WISH = FleetWish(
         ModelWish(name="bee", shape="share", protect=True),
     ),
 )
+HOURLY = WindowWish(kind="deny", every=60, minutes=30)
+NEVER = WindowWish(kind="deny", every=60, minutes=60)
 Plant = Callable[[World], Awaitable[None]]
 
 
@@ -93,10 +98,13 @@ def begun(record: Record, **changes: Any) -> Record:
     return replace(record, serial=serial, last_pass=passed)
 
 
-async def intent(world: World) -> int:
-    """A pass begins, by the last plan that commanded something."""
-    record = begun(record_of(world), lease_until=world.clock.now())
+async def intent(world: World, wish: FleetWish | None = None, *, created: datetime | None = None) -> int:
+    """A pass begins, by the last plan that commanded something, but of a commit of its own if there is a wish, and made then."""
     plan = world.store.plans[max(world.store.plans)]
+    if wish is not None:
+        plan = replace(plan, basis=replace(plan.basis, commit=world.commits.add(wish)))
+    plan = replace(plan, created=created or world.clock.now())
+    record = replace(begun(record_of(world), lease_until=world.clock.now()), commit=plan.basis.commit)
     await world.store.at("ann@desk").write(
         record, after=world.store.written[-1].version, message="planted", plan=plan
     )
@@ -321,29 +329,54 @@ def test_a_rank_is_stopped_without_a_drain_though_its_leader_could_be_asked(*, r
     assert ("was never drained" in planted(plant, wish)) is reached
 
 
-def test_something_is_taken_away_while_changes_are_frozen() -> None:
+@pytest.mark.parametrize("frozen", [replace(WISH, suspend=True), replace(WISH, windows=(NEVER,))])
+def test_something_is_taken_away_while_changes_are_frozen(frozen: FleetWish) -> None:
     async def plant(world: World) -> None:
-        world.commits.add(replace(WISH, suspend=True))
-        record = begun(record_of(world), lease_until=world.clock.now())
-        record = replace(record, commit=await world.commits.newest())
-        plan = world.store.plans[max(world.store.plans)]
-        store = world.store.at("ann@desk")
-        await store.write(record, after=world.store.written[-1].version, message="planted", plan=plan)
-        await sent(world, "drain", command(record.serial, engine(world, "ant").order.shard))
+        serial = await intent(world, frozen)
+        await sent(world, "drain", command(serial, engine(world, "ant").order.shard))
 
     assert "and changes are frozen" in planted(plant)
 
 
+@pytest.mark.parametrize("seconds", [1.0, 100.0])
+def test_something_is_taken_away_when_the_time_for_changes_has_ended(seconds: float) -> None:
+    """It was open when the pass began: what is about to be sent then may be, what comes later not."""
+
+    async def plant(world: World) -> None:
+        left = timedelta(hours=1) - (
+            world.clock.now() - world.clock.now().replace(minute=0, second=0, microsecond=0)
+        )
+        await asyncio.sleep(left.total_seconds() - 0.5)
+        serial = await intent(world, replace(WISH, windows=(HOURLY,)))
+        await asyncio.sleep(seconds)
+        params = {**command(serial, engine(world, "ant").order.shard), "timeout": 10}
+        world.invariants.sending(world.clock, "drain", codec.from_json(DrainParams, params, strict=True))
+
+    assert ("the time for changes has ended" in planted(plant)) is (seconds > ENDING)
+
+
+def test_something_new_is_started_while_changes_are_frozen() -> None:
+    async def plant(world: World) -> None:
+        spec = world.invariants.specs[engine(world, "ant").order.shard]
+        serial = await intent(world, replace(WISH, windows=(NEVER,)))
+        await sent(world, "start", {**command(serial, spec.shard), "spec": codec.to_json(spec)})
+
+    assert "and changes are frozen" in planted(plant)
+
+
+@pytest.mark.parametrize("renamed", [("ant",), ("node1",), ("ant", "node1", "ant")])
+def test_a_rename_takes_away_what_serves(renamed: tuple[str, ...]) -> None:
+    async def plant(world: World) -> None:
+        serial = await intent(world, replace(WISH, renames=renamed))
+        await sent(world, "drain", command(serial, engine(world, "ant").order.shard))
+
+    assert "and it serves as Git asks" in planted(plant)
+
+
 def test_the_last_replica_of_a_protected_model_is_taken_away() -> None:
     async def plant(world: World) -> None:
-        world.commits.add(replace(WISH, models=WISH.models[:1]))
-        commit = await world.commits.newest()
-        record = replace(begun(record_of(world), lease_until=world.clock.now()), commit=commit)
-        plan = world.store.plans[max(world.store.plans)]
-        await world.store.at("ann@desk").write(
-            record, after=world.store.written[-1].version, message="planted", plan=plan
-        )
-        await sent(world, "drain", command(record.serial, engine(world, "bee").order.shard))
+        serial = await intent(world, replace(WISH, models=WISH.models[:1]))
+        await sent(world, "drain", command(serial, engine(world, "bee").order.shard))
 
     assert "and 1 must be: it is protected" in planted(plant)
 
@@ -413,6 +446,15 @@ def _published_too_soon(world: World, record: Record) -> Record:
     return replace(record, replicas=starting)
 
 
+def _published_with_another_key(world: World, record: Record) -> Record:
+    secret = world.controllers.secret
+    return replace(record, endpoints=(replace(record.endpoints[0], key_id=secret.rotate()),))
+
+
+def _published_without_a_secret(_: World, record: Record) -> Record:
+    return replace(record, endpoints=(replace(record.endpoints[0], key_id="00000000"),))
+
+
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
@@ -428,6 +470,8 @@ def _published_too_soon(world: World, record: Record) -> Record:
         (_published_unknown, "which the record does not hold"),
         (_published_elsewhere, ":1"),
         (_published_too_soon, "which is starting"),
+        (_published_with_another_key, "with a key that it does not know"),
+        (_published_without_a_secret, "and its secret 00000000 is gone"),
     ],
 )
 def test_a_record_that_must_not_be(spoil: RecordPlant, told: str) -> None:
@@ -502,6 +546,34 @@ def test_something_left_to_do_once_all_had_settled() -> None:
     told = planted(plant)
     assert "is to be done" in told
     assert "-/+ model/ant/0" in told
+
+
+def test_a_rotation_that_nobody_finishes() -> None:
+    async def plant(world: World) -> None:
+        world.controllers.secret.rotate()
+        world.controllers.machines["ann@desk"].secret.earlier.clear()
+        await look_closely(world)
+
+    assert "and the secret is" in planted(plant)
+
+
+def test_a_secret_that_nothing_needs_is_kept() -> None:
+    async def plant(world: World) -> None:
+        world.controllers.secret.earlier["00000000"] = b"an earlier one"
+        await look_closely(world)
+
+    assert "the secrets ['00000000'] are kept, and nothing needs them" in planted(plant)
+
+
+@pytest.mark.parametrize("version", [OLD_AGENT, __version__])
+def test_an_agent_that_is_not_as_git_asks(version: str) -> None:
+    async def plant(world: World) -> None:
+        node = node_of(world)
+        node.version, node.called = version, "node1" if version == OLD_AGENT else "node1x"
+        await look_closely(world)
+
+    told = "is 0.0.9" if version == OLD_AGENT else "calls itself node1x"
+    assert f"the agent of node1 {told}" in planted(plant)
 
 
 def test_an_engine_that_died_and_nobody_noticed() -> None:

@@ -10,13 +10,12 @@ from random import Random
 from typing import Any
 
 from llmgw.agent.fakes import PretendedNode
-from llmgw.controller.nodes.memory import MemoryTransport
 from tests.sim.commits import Commits, FleetWish, NodeWish, address_of
 from tests.sim.controllers import Controllers, Machine, broken, died
 from tests.sim.crash import Incarnation, own_tasks
 from tests.sim.invariants import Invariants
 from tests.sim.loop import LoopClock, VirtualLoop
-from tests.sim.node import SimNode
+from tests.sim.node import SimNode, SimTransport
 from tests.sim.store import OpenStore, SimStore
 
 LAST_ACTIONS = 40
@@ -55,7 +54,7 @@ class World:
         self.controllers = Controllers(
             commits=self.commits,
             store=self.store,
-            transport=MemoryTransport(nodes={name: node.line for name, node in self.nodes.items()}),
+            transport=SimTransport(self.nodes),
             machines={
                 name: Machine(holder=name, clock=LoopClock(loop), store=self.store.at(name))
                 for name in ("ann@desk", "bob@laptop")
