@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from llmgw.controller.repo import applied
 from llmgw.controller.repo.blame import who_wrote
 from llmgw.controller.repo.mirror import Mirror, Tree
 from llmgw.core.adapter import EngineAdapter
@@ -67,7 +68,7 @@ class GitSource:
         return await self._mirror.unpushed(commit)
 
     async def keep(self, commit: Commit) -> None:
-        await self._mirror.keep(commit)
+        await applied.keep(self._mirror.objects, commit)
 
     async def who_wrote(self, commit: Commit, where: Where) -> str:
         return await who_wrote(self._mirror.objects, commit, where)

@@ -24,6 +24,7 @@ _BLOBS = {"100644", "100755", "100664"}
 _LINK = "120000"
 _SUBMODULE = "160000"
 _SHORTEST = 4  # digits of an abbreviated commit id
+_KINDS = ("refs/heads/", "refs/tags/")
 _FOLLOWED = frozenset({"HEAD", "@"})
 _NAMES = "a commit id, a branch, a tag, HEAD for the branch that is followed, or steps back from one (main~2)"
 
@@ -105,10 +106,11 @@ class Mirror:
         digits = len(name) >= _SHORTEST and all(digit in "0123456789abcdef" for digit in name)
         if digits and (found := await self.objects.peeled(name)):
             return found
-        if not is_ref_name(name):
+        kinds = [kind for kind in _KINDS if name.startswith(kind)]
+        short = name.removeprefix(kinds[0]) if kinds else name
+        if not is_ref_name(short):
             raise InvalidError((Problem(what=f"{whole!r:.80} names no commit", instead=f"give {_NAMES}"),))
-        full = name.startswith(("refs/heads/", "refs/tags/"))
-        refs = (name,) if full else (f"refs/heads/{name}", f"refs/tags/{name}")
+        refs = [f"{kind}{short}" for kind in kinds or _KINDS]
         listing = await self.objects.refresh(self.remote, refs)
         for tip in listing.refs.values():
             if found := await self.objects.peeled(tip):
@@ -176,17 +178,6 @@ class Mirror:
                 f"remove {self.objects.path}, it is fetched anew"
             )
         return said.code == 0
-
-    async def keep(self, commit: Commit) -> None:
-        """An applied commit stays readable here even when its branch is rewritten."""
-        async with self.objects.writing() as keep:
-            await self.objects.run(
-                "update-ref",
-                f"refs/llmgw/applied/{commit_id(commit)}",
-                commit,
-                doing=f"keeping commit {commit[:12]}",
-                how=How(keep_open=keep),
-            )
 
     async def unpushed(self, commit: Commit) -> bool:
         """Whether only this machine has the commit: the repository is a local one with remotes, and none of them is

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from llmgw.clock import FakeClock
+from llmgw.controller.repo import applied
 from llmgw.controller.repo.mirror import Mirror
 from llmgw.controller.repo.objects import ObjectStore
 from llmgw.controller.repo.remote import remote_of
@@ -55,7 +56,7 @@ def everything(mirror: Mirror, store: GitRecordStore) -> dict[str, bytes]:
         await mirror.unpushed(commit)
         await mirror.uncommitted()
         await mirror.commit("main")
-        await mirror.keep(commit)
+        await applied.keep(mirror.objects, commit)
         await store.write(
             Record(fleet=FleetId("f1"), serial=1, key_id="0123abcd"), after=None, message="A pass\n"
         )

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from llmgw.controller.repo import applied
 from llmgw.controller.repo.git import Git
 from llmgw.controller.repo.mirror import MAX_FILE, Mirror
 from llmgw.controller.repo.objects import ObjectStore
@@ -93,10 +94,12 @@ def test_what_a_commit_holds_is_asked_of_git_once(objects: ObjectStore, mirror: 
     assert asyncio.run(objects.entries(commit, "manifests")) is first
 
 
-def test_a_rewritten_branch_is_followed_and_an_applied_commit_kept(mirror: Mirror, work: Any) -> None:
+def test_a_rewritten_branch_is_followed_and_an_applied_commit_kept(
+    objects: ObjectStore, mirror: Mirror, work: Any
+) -> None:
     first = work.commit({"manifests/a.yaml": "a: applied\n"})
     assert asyncio.run(mirror.newest()) == first
-    asyncio.run(mirror.keep(first))
+    asyncio.run(applied.keep(objects, first))
     work.git("commit", "--quiet", "--amend", "--message", "Rewritten")
     work.git("reflog", "expire", "--expire=now", "--all")
     work.git("gc", "--quiet", "--prune=now")
@@ -105,6 +108,68 @@ def test_a_rewritten_branch_is_followed_and_an_applied_commit_kept(mirror: Mirro
     subprocess.run(["git", "-C", str(mirror.objects.path), "gc", "--quiet", "--prune=now"], check=True)
     assert asyncio.run(mirror.tree(first)).files == {"manifests/a.yaml": b"a: applied\n"}
     assert not asyncio.run(mirror.is_ancestor(first, rewritten))
+
+
+def test_what_is_kept_of_a_thousand_applied_commits_is_one_name(
+    objects: ObjectStore, mirror: Mirror, work: Any
+) -> None:
+    """And one for each history that was rewritten, up to a bound."""
+    commits = []
+    for number in range(4):
+        commits.append(work.commit({"manifests/a.yaml": f"a: {number}\n"}))
+        asyncio.run(mirror.newest())
+        asyncio.run(applied.keep(objects, commits[-1]))
+    assert kept(objects) == {commits[-1]}
+    rewritten = []
+    for number in range(3):
+        work.git("commit", "--quiet", "--amend", "--message", f"Rewritten {number}")
+        rewritten.append(asyncio.run(mirror.newest()))
+        asyncio.run(applied.keep(objects, rewritten[-1]))
+    assert kept(objects) == {commits[-1], *rewritten}
+    asyncio.run(applied.keep(objects, commits[-1]))
+    assert kept(objects) == {commits[-1], *rewritten}, "applied once more, after a way back"
+
+
+def test_histories_that_were_rewritten_again_and_again_are_not_all_kept(
+    objects: ObjectStore, mirror: Mirror, work: Any
+) -> None:
+    asyncio.run(mirror.newest())
+    tree = work.git("rev-parse", "HEAD^{tree}")
+    stream = "".join(
+        f"commit refs/heads/other-{number}\ncommitter a <a@b> {1_000_000 + number} +0000\ndata 1\nx\nM 040000 {tree} \n\n"
+        for number in range(applied.KEPT + 20)
+    )
+    subprocess.run(
+        ["git", "-C", str(work.path), "fast-import", "--quiet"], input=stream, text=True, check=True
+    )
+    asyncio.run(objects.refresh_all(mirror.remote))
+    names = work.git("for-each-ref", "--format=%(objectname)", "refs/heads/other-*").split()
+    orders = "".join(f"update refs/llmgw/applied/{name} {name}\n" for name in names)
+    git = ["git", "-C", str(objects.path)]
+    subprocess.run([*git, "update-ref", "--stdin"], input=orders, text=True, check=True)
+    newest = asyncio.run(mirror.newest())
+    asyncio.run(applied.keep(objects, newest))
+    assert len(kept(objects)) == applied.KEPT + 1
+    assert newest in kept(objects)
+    assert work.git("rev-parse", f"other-{applied.KEPT + 19}") in kept(objects)
+    assert work.git("rev-parse", "other-0") not in kept(objects)
+
+
+def kept(objects: ObjectStore) -> set[str]:
+    listed = subprocess.run(
+        [
+            "git",
+            "-C",
+            str(objects.path),
+            "for-each-ref",
+            "--format=%(refname:lstrip=3)",
+            "refs/llmgw/applied/",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(listed.stdout.split())
 
 
 def test_ancestors_are_told(mirror: Mirror, work: Any) -> None:
@@ -251,12 +316,14 @@ def test_only_the_branch_that_is_followed_is_brought(objects: ObjectStore, mirro
     assert not asyncio.run(objects.has(other))
 
 
-def test_a_host_that_answers_from_an_older_copy_brings_nothing_back(mirror: Mirror, work: Any) -> None:
+def test_a_host_that_answers_from_an_older_copy_brings_nothing_back(
+    objects: ObjectStore, mirror: Mirror, work: Any
+) -> None:
     """What was seen newest is still known as newer: the commit that such a host names is an ancestor, and plans refuse those."""
     first = asyncio.run(mirror.newest())
     second = Commit(work.commit({"manifests/a.yaml": "a: 2\n"}))
     assert asyncio.run(mirror.newest()) == second
-    asyncio.run(mirror.keep(second))
+    asyncio.run(applied.keep(objects, second))
     work.git("reset", "--quiet", "--hard", first)
     assert asyncio.run(mirror.newest()) == first
     assert asyncio.run(mirror.is_ancestor(first, second))
