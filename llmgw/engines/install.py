@@ -6,11 +6,16 @@ builds of one version differ by nothing but their index) and llmgw's own version
 of it. Another digest is another directory: what runs keeps running on the one it was started with.
 """
 
+from functools import lru_cache
+
 from llmgw import __version__
 from llmgw.engines.environment import escape
 from llmgw.model import ids
 from llmgw.model.launch import HelpSpec, InstallSpec, Program
 from llmgw.model.manifest import Engine, NodeSpec, Pip
+
+ENVIRONMENTS = 256
+"""Environments whose digest is kept: a fleet has a few, and a plan asks for one several times for each replica."""
 
 
 def install(
@@ -30,18 +35,7 @@ def install(
         return _archive(engine, version=version, program=program, help_=help_)
     source = pip if requirements else Pip()
     programs = (program,) if program is not None else ()
-    digest = ids.digest(
-        {
-            "engine": engine.name,
-            "version": version,
-            "requirements": requirements,
-            "programs": [[each.runtime, each.install_as] for each in programs],
-            "python": node.python,
-            "indexUrl": source.index_url,
-            "wheelDir": source.wheel_dir,
-            "llmgw": __version__,
-        }
-    )
+    digest = _digest(engine.name, version, requirements, programs, node.python, source)
     return InstallSpec(
         job=ids.JobId(f"install-{digest[:8]}"),
         engine=engine.name,
@@ -53,6 +47,29 @@ def install(
         wheel_dir=source.wheel_dir,
         python=node.python,
         help=help_,
+    )
+
+
+@lru_cache(maxsize=ENVIRONMENTS)
+def _digest(
+    engine: str,
+    version: str,
+    requirements: tuple[str, ...],
+    programs: tuple[Program, ...],
+    python: str | None,
+    source: Pip,
+) -> ids.Digest:
+    return ids.digest(
+        {
+            "engine": engine,
+            "version": version,
+            "requirements": requirements,
+            "programs": [[each.runtime, each.install_as] for each in programs],
+            "python": python,
+            "indexUrl": source.index_url,
+            "wheelDir": source.wheel_dir,
+            "llmgw": __version__,
+        }
     )
 
 

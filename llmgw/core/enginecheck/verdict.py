@@ -49,22 +49,21 @@ def judge(
     spec: HelpSpec | None, launches: Sequence[LaunchSpec], *, engine: EngineFact | None, name: str, node: str
 ) -> Verdict:
     """Of the engine processes of ``launches``, which all use ``engine``; ``name`` is what people call it."""
-    verdict = Verdict(engine=name, node=node)
     if spec is None:
-        return replace(verdict, untold=NO_HELP)
+        return Verdict(engine=name, node=node, untold=NO_HELP)
     if engine is None:
         by_path = any(launch.engine is None for launch in launches)
-        return replace(verdict, untold=UNTIL_READ if by_path else UNTIL_INSTALLED)
+        return Verdict(engine=name, node=node, untold=UNTIL_READ if by_path else UNTIL_INSTALLED)
     if engine.flags is None:
         problem = engine.flags_problem
-        return replace(verdict, untold=f"unknown: {problem}" if problem else UNTIL_READ)
+        return Verdict(engine=name, node=node, untold=f"unknown: {problem}" if problem else UNTIL_READ)
     known = frozenset(engine.flags)
     found = {
         flag: Unknown(flag=flag, near=nearest(flag, known))
         for launch in launches
         for flag in unknown_flags(spec, _words(spec, launch), known)
     }
-    return replace(verdict, unknown=tuple(found.values()), elsewhere=engine.program)
+    return Verdict(engine=name, node=node, unknown=tuple(found.values()), elsewhere=engine.program)
 
 
 def expecting(spec: HelpSpec | None, launch: LaunchSpec) -> LaunchSpec:

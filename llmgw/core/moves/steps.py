@@ -84,6 +84,7 @@ class StepBook:
     weights: Mapping[str, Weights] = field(default_factory=dict)  # what is known of them, by digest
     _steps: dict[str, Step] = field(default_factory=dict)
     _launches: dict[str, tuple[LaunchSpec, ...]] = field(default_factory=dict)
+    _jobs: dict[tuple[object, ...], tuple[Job, ...]] = field(default_factory=dict)
     _contexts: dict[str, NodeContext] = field(default_factory=dict)
     _labels: Labels | None = None
     networks: dict[str, Network] = field(default_factory=dict)
@@ -106,13 +107,21 @@ class StepBook:
         )
 
     def jobs(self, model: DesiredModel, nodes: Iterable[str]) -> tuple[Job, ...]:
-        """What must be on the nodes before the model can start there, and how far it is."""
+        """What must be on the nodes before the model can start there, and how far it is. A start asks again for what was
+        looked at before it was decided."""
+        unique = tuple(dict.fromkeys(nodes))
+        asked = (model.name, model.spec_digest, model.spec.adapters, unique)
+        if asked not in self._jobs:
+            self._jobs[asked] = self._needed(model, unique)
+        return self._jobs[asked]
+
+    def _needed(self, model: DesiredModel, nodes: tuple[str, ...]) -> tuple[Job, ...]:
         adapter = self.adapters[model.profile.engine.name]
         fetch = adapter.fetch(model, self.pip)
         lora = adapter.lora(model)
         loras = () if lora is None or lora.calls is not None else adapter.lora_fetches(model, self.pip)
         found = []
-        for node in dict.fromkeys(nodes):
+        for node in nodes:
             install = adapter.install(model, self._context(node), self.pip)
             found += [self._job(node, spec) for spec in (install, fetch, *loras) if spec is not None]
         return tuple(found)

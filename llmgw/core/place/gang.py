@@ -92,7 +92,7 @@ def kinds(ledger: NodeLedger, request: Request, *, joined: bool) -> Iterator[Kin
 
 
 def _of_kind(request: Request, kind: Kind) -> Request:
-    if not kind.gpu_class:
+    if kind.gpu_class in ("", request.gpus.gpu_class):
         return request
     return replace(request, gpus=replace(request.gpus, gpu_class=kind.gpu_class))
 
