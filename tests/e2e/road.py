@@ -8,21 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 LLMGW = str(Path(sys.executable).with_name("llmgw"))
-
-
-def wait_for(what: str, true: Callable[[], bool], *, within: float = 30) -> None:
-    """Fails with ``what`` when it does not come about in time."""
-    deadline = time.monotonic() + within
-    while not true():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {within:.0f} s in vain for: {what}")
-        time.sleep(0.05)
 
 
 class Road:

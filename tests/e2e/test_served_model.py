@@ -13,8 +13,9 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.e2e.road import Road, wait_for
+from tests.e2e.road import Road
 from tests.engines.wheels import wheel_dir
+from tests.rig.host import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 

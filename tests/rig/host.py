@@ -20,6 +20,7 @@ INIT: Final = Path(__file__).with_name("node-init.sh")
 CHECKOUT: Final = Path(__file__).parents[2]
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 UP_WITHIN: Final = 20.0
+PAUSE: Final = 0.05
 NFT_TABLE: Final = "rig"
 
 
@@ -342,8 +343,13 @@ def _sshd_config(options: Options) -> str:
 
 
 def wait_for(what: str, true: Callable[[], bool], *, within: float = 20) -> None:
-    """Fails with ``what`` when it does not come about in time."""
+    """Fails with ``what`` when it does not come about in time. At most half of the time is spent on looking: others work meanwhile,
+    and what is waited for does too."""
     deadline = time.monotonic() + within
-    while not true():
-        assert time.monotonic() < deadline, f"waited {within:g} s in vain for: {what}"
-        time.sleep(0.05)
+    while True:
+        began = time.monotonic()
+        if true():
+            return
+        now = time.monotonic()
+        assert now < deadline, f"waited {within:g} s in vain for: {what}"
+        time.sleep(max(PAUSE, now - began))
