@@ -2,20 +2,19 @@
 
 import asyncio
 import contextlib
-import errno
 import os
+import re
 import socket
-from collections.abc import Mapping
-
-import h11
 
 from llmgw.agent.seams import Answer
+from llmgw.agent.shards import httpanswer
 from llmgw.model.launch import HttpProbe, Metric
 
-MAX_BODY = 1024 * 1024
 MAX_REASON = 200
 CHUNK = 64 * 1024
 OK = 200
+PLAIN = re.compile(r"[!-~]+")
+"""What stands in a line of HTTP by itself."""
 
 
 class HttpProber:
@@ -28,18 +27,16 @@ class HttpProber:
         key: str | None,
         timeout: float,
     ) -> Answer:
-        headers = _headers(key if probe.authorized else None)
-        if probe.body is not None:
-            headers = {**headers, "Content-Type": "application/json"}
         try:
-            return await asyncio.wait_for(_exchange(host, port, probe, headers), timeout)
+            question = _question(host, port, probe, key=key if probe.authorized else None)
+            return await asyncio.wait_for(_exchange(host, port, question), timeout)
         except asyncio.TimeoutError:
             return Answer(status=0, text=f"no answer within {timeout:g} s")
         except socket.gaierror as wrong:
             return Answer(status=0, text=f"{host}: {wrong.strerror}"[:MAX_REASON])
         except OSError as wrong:
             return Answer(status=0, text=os.strerror(wrong.errno) if wrong.errno else str(wrong)[:MAX_REASON])
-        except h11.ProtocolError as wrong:
+        except httpanswer.NoHttpError as wrong:
             return Answer(status=0, text=f"no HTTP: {wrong}"[:MAX_REASON])
 
     async def in_flight(
@@ -77,20 +74,40 @@ def sum_of(text: str, names: tuple[str, ...]) -> float | None:
     return sum(found) if found else None
 
 
-async def _exchange(host: str, port: int, probe: HttpProbe, headers: Mapping[str, str]) -> Answer:
-    """One request, one answer, on a connection of its own: each engine is asked every few seconds for as long as it runs, and
-    a whole HTTP client costs ten times as much CPU, asyncio's streams twice. A connection that is kept would hold one of
-    the few threads of some engines."""
-    body = (probe.body or "").encode()
-    fixed = {"Host": f"{_bracketed(host)}:{port}", "Connection": "close", "Accept": "*/*"}
-    if probe.method == "POST":
-        fixed["Content-Length"] = str(len(body))
-    http = h11.Connection(h11.CLIENT)
-    asked = h11.Request(method=probe.method, target=probe.path, headers=list({**fixed, **headers}.items()))
-    parts = (http.send(asked), http.send(h11.Data(data=body)), http.send(h11.EndOfMessage()))
+async def _exchange(host: str, port: int, question: bytes) -> Answer:
+    """On a connection of its own: one that is kept would hold one of the few threads of some engines. Over a bare socket, because
+    each engine is asked every few seconds for as long as it runs, and asyncio's streams cost twice as much."""
+    loop = asyncio.get_running_loop()
     with await _connected(host, port) as connection:
-        await asyncio.get_running_loop().sock_sendall(connection, b"".join(part or b"" for part in parts))
-        return await _answer(http, connection)
+        await loop.sock_sendall(connection, question)
+        data = b""
+        while True:
+            part = await loop.sock_recv(connection, CHUNK)
+            data += part
+            if (answer := httpanswer.read(data, closed=not part)) is not None:
+                return answer
+
+
+def _question(host: str, port: int, probe: HttpProbe, *, key: str | None) -> bytes:
+    """Raises NoHttpError for what would be several lines."""
+    if not all(PLAIN.fullmatch(text) for text in (host, probe.path, key or "none")):
+        raise httpanswer.NoHttpError(
+            "its host, its path or its key has characters that a question can't have"
+        )
+    lines = [
+        f"{probe.method} {probe.path} HTTP/1.1",
+        f"Host: {_bracketed(host)}:{port}",
+        "Connection: close",
+        "Accept: */*",
+    ]
+    body = (probe.body or "").encode()
+    if key is not None:
+        lines.append(f"Authorization: Bearer {key}")
+    if probe.body is not None:
+        lines.append("Content-Type: application/json")
+    if probe.method == "POST":
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join((*lines, "", "")).encode() + body
 
 
 async def _connected(host: str, port: int) -> socket.socket:
@@ -115,28 +132,6 @@ async def _connected(host: str, port: int) -> socket.socket:
         else:
             return connection
     raise wrong
-
-
-async def _answer(http: h11.Connection, connection: socket.socket) -> Answer:
-    loop = asyncio.get_running_loop()
-    status, data = 0, b""
-    while len(data) < MAX_BODY:
-        event = http.next_event()
-        if event is h11.NEED_DATA:
-            http.receive_data(await loop.sock_recv(connection, CHUNK))
-        elif isinstance(event, h11.Response):
-            status = event.status_code
-        elif isinstance(event, h11.Data):
-            data += event.data
-        elif isinstance(event, h11.EndOfMessage):
-            break
-        elif isinstance(event, h11.ConnectionClosed):
-            raise ConnectionResetError(errno.ECONNRESET, "closed before it answered")
-    return Answer(status=status, text=data[:MAX_BODY].decode(errors="replace"))
-
-
-def _headers(key: str | None) -> Mapping[str, str]:
-    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def _bracketed(host: str) -> str:

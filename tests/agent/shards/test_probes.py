@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from llmgw.agent.seams import Answer
-from llmgw.agent.shards.probes import MAX_BODY, HttpProber, sum_of
+from llmgw.agent.shards.httpanswer import MAX_BODY
+from llmgw.agent.shards.probes import HttpProber, sum_of
 from llmgw.agent.shards.readiness import wrong_with
 from llmgw.model.launch import HttpProbe, Metric
 from tests.agent.shards.realnode import free_port
@@ -74,6 +75,28 @@ def test_silence_refusal_and_nonsense_are_no_answers() -> None:
     refused = asyncio.run(prober.ask("127.0.0.1", free_port(), health, key=None, timeout=2))
     assert refused.status == 0
     assert not asyncio.run(prober.port_open("127.0.0.1", free_port(), timeout=1))
+
+
+def test_a_key_or_path_of_several_lines_is_no_question() -> None:
+    prober = HttpProber()
+    for probe, key in (
+        (HttpProbe(path="/a HTTP/1.1\r\nX: y"), None),
+        (HttpProbe(path="/", authorized=True), "k3y\r\nX: y"),
+    ):
+        answer = asyncio.run(prober.ask("127.0.0.1", free_port(), probe, key=key, timeout=5))
+        assert answer.status == 0
+        assert answer.text.startswith("no HTTP: its host, its path or its key")
+
+
+def test_a_body_is_sent_with_its_length() -> None:
+    async def ask(port: int) -> Answer:
+        probe = HttpProbe(path="/v1/completions", method="POST", body='{"n": 1}')
+        return await HttpProber().ask("127.0.0.1", port, probe, key=None, timeout=5)
+
+    answer, asked = answering(ok(b"fine"), ask)
+    assert answer.status == 200
+    assert asked.startswith(b"POST /v1/completions HTTP/1.1\r\n")
+    assert b"\r\nContent-Type: application/json\r\nContent-Length: 8\r\n\r\n" in asked
 
 
 def test_a_body_without_end_is_cut() -> None:

@@ -20,7 +20,6 @@ from llmgw.model.problems import StalledError
 
 ROOTS: Final = (
     "cattrs>=25.1",
-    "h11>=0.16",
     "httpx>=0.28",
     "nvidia-ml-py>=13.580",
     "psutil>=7.0",
