@@ -1,13 +1,13 @@
 """Commands that change whose business a replica is: ``forget``, ``adopt``."""
 
 import json
-import sys
 from dataclasses import replace
 from typing import Any
 
 import click
 
 from llmgw.cli import output
+from llmgw.cli.asking import agree
 from llmgw.cli.main import Asked, fleet_options
 from llmgw.cli.session import fleet_of, run
 from llmgw.cli.told import FORMAT_VERSION, plan_key, plan_text
@@ -73,8 +73,6 @@ async def _carry_out(
     json_wanted: bool,
     allow_unpushed: bool,
 ) -> int:
-    if not yes and not (output.is_terminal(sys.stdin) and output.is_terminal(sys.stdout)):
-        raise click.UsageError("there is no terminal to ask on: give --yes")
     async with fleet_of(asked) as (opened, links):
         request = PassRequest(
             instead=custody.plan,
@@ -87,7 +85,7 @@ async def _carry_out(
         if not json_wanted:
             output.say(plan_text(shown))
         if not yes:
-            click.confirm(question, abort=True)
+            agree(question)
         request = replace(request, approve=lambda made: _as_shown(made, shown))
         result = await one_pass(opened.fleet, request, links=links, halt=Halt(), progress=Silent())
     replicas = touched(result.plan.changes)

@@ -12,6 +12,7 @@ import click
 
 from llmgw.cli import output
 from llmgw.cli.addresses import ADDRESS, MODEL_ADDRESS
+from llmgw.cli.asking import agree, can_answer
 from llmgw.cli.main import Asked, fleet_options
 from llmgw.cli.session import fleet_of, interruptible, run
 from llmgw.cli.show import showing
@@ -210,6 +211,7 @@ def _ends(commit: str | None, *, offline: bool) -> tuple[str | None, str | None]
 
 
 UNCOMMITTED_SHOWN = 3
+WITHOUT_TERMINAL = "give --yes, or a plan that `llmgw plan --out` saved"
 
 
 async def _uncommitted(opened: Opened, wish: Wish) -> str:
@@ -285,7 +287,7 @@ async def _apply(
 ) -> int:
     saved = saved_plans.read(file) if file is not None else None
     if saved is None and not yes:
-        can_answer("give --yes, or a plan that `llmgw plan --out` saved")
+        can_answer(WITHOUT_TERMINAL)
     async with fleet_of(asked) as (opened, links):
         wish = await _wish(opened, **wished)
         if saved is not None:
@@ -307,12 +309,6 @@ async def _apply(
         with interruptible(halt), showing(sys.stderr) as progress:
             settled = await carry_out(opened, request, links, halt, progress, wait=wait)
     return tell_end(settled, json_wanted=json_wanted)
-
-
-def can_answer(otherwise: str) -> None:
-    """Ask only where somebody reads the question and can answer it."""
-    if not (output.is_terminal(sys.stdin) and output.is_terminal(sys.stdout)):
-        raise click.UsageError(f"there is no terminal to ask on: {otherwise}")
 
 
 def _wish_of(saved: SavedPlan, wish: Wish) -> Wish:
@@ -343,7 +339,7 @@ async def _agreed(opened: Opened, wish: Wish, links: Links) -> Callable[[Plan], 
     output.say(plan_text(prepared.plan))
     if not prepared.plan.commands:
         return _tell
-    click.confirm("Do this?", abort=True)
+    agree("Do this?", otherwise=WITHOUT_TERMINAL)
     agreed = plan_key(prepared.plan)
 
     def check(made: Plan) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from llmgw.cli import output
-from llmgw.cli.fleet import can_answer, carry_out, seconds, tell_end
+from llmgw.cli.asking import agree, can_answer
+from llmgw.cli.fleet import carry_out, seconds, tell_end
 from llmgw.cli.main import Asked, fleet_options
 from llmgw.cli.session import fleet_of, interruptible, run
 from llmgw.cli.show import showing
@@ -56,13 +57,13 @@ def rotate(asked: Asked, /, **options: Any) -> int:
 
 async def _rotate(asked: Asked, *, yes: bool, wait: bool, lock_timeout: str | None, json_wanted: bool) -> int:
     if not yes:
-        can_answer("give --yes")
+        can_answer()
     async with fleet_of(asked) as (opened, links):
         patience = seconds(lock_timeout, opened.settings.lock_timeout)
         record = await rotatable(opened.fleet)
         if not yes:
             count = plural(len(record.replicas), "replica")
-            click.confirm(f"Make a new secret, and replace {count} one after the other?", abort=True)
+            agree(f"Make a new secret, and replace {count} one after the other?")
         rotation = await begin_rotation(opened.fleet, patience=patience)
         output.note(f"Made secret {rotation.fresh}; {rotation.before} is kept until no replica needs it.")
         request = PassRequest(

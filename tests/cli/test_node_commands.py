@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from llmgw.cli.main import run
+from tests import forked
 from tests.rig.host import Host
 from tests.rig.options import Options, User
 from tests.rig.rig import Rig, require_rig
@@ -97,7 +98,8 @@ class Desk:
         self.git("commit", "-qm", message)
 
     def llmgw(self, *words: str) -> Ran:
-        done = self.rig.controller.run([*LLMGW, *words], env=self.environ, cwd=self.fleet, timeout=240)
+        network = self.rig.controller.namespace
+        done = forked.llmgw(*words, cwd=self.fleet, env=self.environ, timeout=240, network=network)
         return Ran(code=done.returncode, out=done.stdout, err=done.stderr)
 
     def typing(self, typed: str, *words: str) -> Ran:
@@ -194,9 +196,12 @@ def test_a_person_is_asked_whether_the_key_is_right_and_may_say_no(desk: Desk) -
     assert fingerprint(one) in refused.err
     assert "Nothing was done." in refused.err
     assert not (desk.fleet / "manifests" / "nodes").exists()
+    unasked = desk.llmgw(*words).refused(64)
+    assert fingerprint(one) in unasked
+    assert "no terminal to ask on: give --host-key" in unasked
     agreed = desk.typing("y\ny\n", *words).well()
     assert "Committed manifests/nodes/node1.yaml" in agreed.out
-    assert "no terminal to ask on" in desk.llmgw(*words).refused(64)
+    assert "reaches node1 there already" in desk.llmgw(*words).refused()
 
 
 def test_unattended_only_the_key_that_is_known_will_do(desk: Desk) -> None:
@@ -343,7 +348,6 @@ def test_another_fleets_node_changes_hands_only_when_it_is_taken_over(desk: Desk
         ["node", "add", "h", "--become", "su"],
         ["node", "add", "h", "--port", "0"],
         ["node", "show"],
-        ["node", "remove", "x"],
         ["node", "gc"],
         ["node", "gc", "x", "--yes", "--json"],
         ["node", "nope"],

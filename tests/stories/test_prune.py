@@ -63,6 +63,12 @@ def test_what_is_forgotten_runs_on_and_is_managed_again(stage: Stage) -> None:
     stage.commit("Serve chat and code", node=node(stage), chat=model(), code=model("code"))
     assert stage.llmgw("apply", "--yes", golden=False).code == 0
     before = pids(stage)
+    unknown = stage.llmgw("forget", "model/cod", golden=False)
+    assert unknown.code == 1
+    assert "nothing that is managed here is called model/cod" in unknown.err
+    asked = stage.llmgw("forget", "model/code", golden=False)
+    assert asked.code == 64
+    assert "there is no terminal to ask on: give --yes" in asked.err
     assert stage.llmgw("forget", "model/code", "--why", "handed over to ben", "--yes").code == 0
     stage.commit("Without code", code=None)
     assert stage.llmgw("apply", "--yes").code == 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmgw.cli import output
+from llmgw.cli.asking import agree
 from llmgw.cli.main import Asked, fleet_options
 from llmgw.cli.nodes.manifest import OTHERWISE, make
 from llmgw.cli.session import fleet_of, run
@@ -73,10 +74,6 @@ async def _add(
     no_commit: bool,
     **words: Any,
 ) -> int:
-    if not yes and not host_keys and not output.is_terminal(sys.stdin):
-        raise click.UsageError(
-            "there is no terminal to ask on whether the host key is right: give --host-key SHA256:…, or --yes to trust it"
-        )
     at = adding.door(host)
     if name is not None:
         adding.check_name(name)
@@ -155,10 +152,9 @@ def _agreed(
             "Trusted as it is, because of --yes. `ssh-keygen -lf` on the machine shows whether it is the right one."
         )
         return tuple(shown)
-    click.confirm(
+    agree(
         "Is that what `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` says on the machine?",
-        abort=True,
-        err=True,
+        otherwise="give --host-key SHA256:…, or --yes to trust it",
     )
     return tuple(shown)
 

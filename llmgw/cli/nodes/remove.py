@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from llmgw.cli import output
+from llmgw.cli.asking import agree
 from llmgw.cli.main import Asked, fleet_options
 from llmgw.cli.nodes.found import named, newest
 from llmgw.cli.nodes.manifest import Removal, removal
@@ -92,8 +93,6 @@ def remove(asked: Asked, /, **options: Any) -> int:
     llmgw node remove gpu03 --lost
     """  # noqa: D301 - click wants the character itself
     asking = Asking(**options)
-    if not asking.yes and not output.is_terminal(sys.stdin):
-        raise click.UsageError("there is no terminal to ask on: give --yes")
     if asking.lost and (asking.stop or asking.everything):
         raise click.UsageError(
             "--lost is for a machine that nobody reaches: leave out --stop and --everything"
@@ -113,7 +112,7 @@ async def _remove(asked: Asked, asking: Asking) -> int:
             if code != output.DONE:
                 return code
         elif not asking.yes:
-            click.confirm(f"Nothing of this fleet runs on {node.name}. Remove it?", abort=True, err=True)
+            agree(f"Nothing of this fleet runs on {node.name}. Remove it?")
         if reachable and asking.everything:
             await _forget(opened, links, wish, node.name, allow_unpushed=asking.allow_unpushed)
         await links.drop(node.name)
@@ -184,7 +183,7 @@ async def _empty(opened: Opened, links: Links, asking: Asking, wish: Wish, prepa
     output.say(plan_text(shown))
     if not asking.yes:
         what = "Is this machine gone for good? Give these up" if asking.lost else "Do this"
-        click.confirm(f"{what}, then remove {name}?", abort=True, err=True)
+        agree(f"{what}, then remove {name}?")
         request = replace(request, approve=_as_shown(shown))
     halt = Halt()
     with interruptible(halt), showing(sys.stderr) as progress:

@@ -62,7 +62,7 @@ def evicting(node: str) -> MakePlan:
         return instead(
             prepared,
             changes=(
-                *(_stopped(replica, why) for replica in going),
+                *(_stopped(replica, prepared.desired, why) for replica in going),
                 *(_stray_stopped(shard, why) for shard in alone),
             ),
             steps=(
@@ -102,7 +102,10 @@ def forget(shard: ShardId, node: str, reason: str) -> Step:
     )
 
 
-def _stopped(replica: ReplicaRecord, why: str) -> Change:
+def _stopped(replica: ReplicaRecord, desired: Desired, why: str) -> Change:
+    model = desired.models.get(replica.model)
+    asked = model is not None and replica.ordinal < model.spec.replicas
+    then = "it comes back elsewhere if there is room" if asked else "Git does not ask for it any more"
     return Change(
         address=f"model/{replica.model}/{replica.ordinal}",
         action=Action.REMOVE,
@@ -111,7 +114,7 @@ def _stopped(replica: ReplicaRecord, why: str) -> Change:
         model=replica.model,
         ordinal=replica.ordinal,
         previous=replica.id,
-        outage="requests in flight fail; it comes back elsewhere if there is room",
+        outage=f"requests in flight fail; {then}",
     )
 
 

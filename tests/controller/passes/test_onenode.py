@@ -138,6 +138,20 @@ def test_eviction_stops_everything_there_at_once_and_the_next_pass_starts_it_els
     asyncio.run(main())
 
 
+def test_eviction_promises_to_come_back_only_what_git_asks_for() -> None:
+    async def main() -> None:
+        world = World(Model(replicas=2), nodes=TWO)
+        await world.settle()
+        ready = await prepared(world, drained="gpu01")
+        told = [change.outage for change in evicting("gpu01")(ready).changes]
+        assert told[0] == "requests in flight fail; it comes back elsewhere if there is room"
+        without = replace(ready, desired=replace(ready.desired, models={}))
+        told = [change.outage for change in evicting("gpu01")(without).changes]
+        assert told[0] == "requests in flight fail; Git does not ask for it any more"
+
+    asyncio.run(main())
+
+
 def test_evicting_twice_commands_nothing_twice() -> None:
     async def main() -> None:
         world = World()
