@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from llmgw.agent.seams import Answer
 from llmgw.agent.shards import checks, progress
+from llmgw.agent.shards.standstill import Standstill
 from llmgw.agent.shards.surroundings import Surroundings
 from llmgw.core.life import Drained, Event, PortOpen, ProbeFailed, Ready, Waiting
 from llmgw.core.lifecycle import DRAIN_SETTLE
@@ -86,16 +87,17 @@ class Questions:
             await asyncio.sleep(pause)
 
     async def watch(self) -> None:
-        """As long as it is ready: until it answers nothing and does nothing."""
+        """As long as it is ready: until it does nothing, and answers nothing or nothing but that it is well."""
         alive = self._probes.alive
+        standstill = Standstill(self._spec, self._around, self._key)
         while alive is not None and self._probes.port is not None:
             await asyncio.sleep(_until_next(self._spec.timeouts.health))
-            if not await self._wrong(alive, timeout=self._spec.timeouts.health_request):
-                continue
-            if dead := await self._silent(alive):
+            answers = not await self._wrong(alive, timeout=self._spec.timeouts.health_request)
+            if dead := await (standstill.found() if answers else self._silent(alive)):
                 self._tell(ProbeFailed(why=dead))
                 return
-            self._tell(Waiting(reason=""))
+            if not answers:
+                self._tell(Waiting(reason=""))
 
     async def _dead(self) -> str | None:
         alive = self._probes.alive

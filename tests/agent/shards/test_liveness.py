@@ -5,6 +5,9 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from llmgw.agent.fakes import Script
 from llmgw.agent.seams import JournalEvent, Order
@@ -35,6 +38,11 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 def silent(rig: Rig) -> None:
     process = rig.node.living()[0]
     process.script = replace(process.script, ready_after=None)
+
+
+def becomes(rig: Rig, **script: Any) -> None:
+    process = rig.node.living()[0]
+    process.script = replace(process.script, **script)
 
 
 def moves(rig: Rig) -> list[str]:
@@ -114,6 +122,50 @@ def test_one_that_does_nothing_is_given_up_within_seconds() -> None:
         await rig.reaches(launch, "loading", within=10)
         assert "no longer answers: /health answered 503" in moves(rig)[-1]
         assert "it used 0.0 s of CPU time" in moves(rig)[-1]
+
+    on_node(story)
+
+
+def test_one_whose_api_answers_and_that_computes_nothing_any_more_is_given_up() -> None:
+    """The front said 200 for hours while the process behind it was gone."""
+
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec()
+        await shards.start(start(launch))
+        await rig.reaches(launch, "ready")
+        becomes(rig, in_flight=3, answers_token=False)
+        await rig.reaches(launch, "loading", within=400)
+        assert (
+            "no longer answers: 3 requests stand still, nothing computes, and one more: no answer"
+            in moves(rig)[-1]
+        )
+        await rig.reaches(launch, "backoff", within=200)
+
+    on_node(story)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        {"in_flight": 3, "answers_token": True},
+        {"in_flight": 3, "answers_token": False, "computes": True},
+        {"in_flight": 0, "answers_token": False},
+        {"in_flight": None, "answers_token": False},
+    ],
+    ids=["it gives a token", "it computes", "it has nothing to do", "it does not count"],
+)
+def test_requests_that_take_long_are_no_standstill(script: dict[str, Any]) -> None:
+    async def story(rig: Rig) -> None:
+        shards = await rig.agent()
+        launch = spec()
+        await shards.start(start(launch))
+        await rig.reaches(launch, "ready")
+        becomes(rig, **script)
+        before = len(moves(rig))
+        await asyncio.sleep(3600)
+        assert rig.report(launch).state == "ready"
+        assert moves(rig)[before:] == []
 
     on_node(story)
 
