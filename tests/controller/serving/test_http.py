@@ -242,6 +242,27 @@ def test_a_body_may_come_in_chunks_and_an_empty_one_proves_nothing() -> None:
     run(test)
 
 
+def test_a_sender_that_asks_first_is_told_to_go_on_and_a_greedy_one_is_not() -> None:
+    async def test() -> None:
+        around = surroundings()
+        sent = push("github")
+        lines = "".join(f"{name}: {value}\r\n" for name, value in sent.headers.items()).encode()
+        head = b"POST /hook/forge HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n" + lines
+        async with served(around) as client:
+            reader, writer = await raw(client)
+            writer.write(head + f"Content-Length: {len(sent.body)}\r\n\r\n".encode())
+            async with asyncio.timeout(DEADLINE):
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+                writer.write(sent.body)
+                assert (await reader.readuntil(b"looking\n")).startswith(b"HTTP/1.1 202 ")
+            writer.close()
+            reader, writer = await raw(client)
+            writer.write(head + f"Content-Length: {MAX_BODY + 1}\r\n\r\n".encode())
+            assert (await until_cut_off(reader, writer)).startswith(b"HTTP/1.1 413 ")
+
+    run(test)
+
+
 def test_while_nobody_named_a_branch_the_one_that_is_seen_counts() -> None:
     async def test() -> None:
         around = surroundings(known=snapshot(ref="trunk"))

@@ -451,6 +451,16 @@ def test_a_delivery_that_came_before_is_known_for_a_day() -> None:
     assert not seen.again("forge", "", NOW)
 
 
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_delivery_is_known_by_the_id_that_its_forge_gives_it(provider: str) -> None:
+    """Also when it sends others' headers beside."""
+    expected = "" if provider == "generic" else "d-9"
+    assert heard(provider, push(provider, delivery="d-9")).delivery == expected
+    beside = {"x-github-delivery": "no", "x-request-id": "no", "x-gitea-delivery": "no"}
+    if provider in ("gitlab", "forgejo", "bitbucket", "generic"):
+        assert heard(provider, push(provider, delivery="d-9"), changed=beside).delivery == expected
+
+
 def test_only_so_many_deliveries_are_remembered() -> None:
     seen = Deliveries()
     for number in range(Deliveries.KEPT + 1):
