@@ -1,5 +1,6 @@
 """Commands that plan and change the fleet: ``plan``, ``apply``."""
 
+import asyncio
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -146,8 +147,9 @@ async def show_plan(
     async with fleet_of(asked) as (opened, links):
         wish = await _wish(opened, commit=commit, **wished)
         with _problems_as(markdown=markdown):
-            prepared = await prepare(opened.fleet, wish, links)
-        left_out = await _uncommitted(opened, wish)
+            prepared, left_out = await asyncio.gather(
+                prepare(opened.fleet, wish, links), _uncommitted(opened, wish)
+            )
     made = saved_plans.with_wish(prepared.plan, wish)
     if json_wanted:
         output.say(json.dumps(saved_plans.document(made), ensure_ascii=False))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from llmgw.controller.repo.answers import Entry
+from llmgw.controller.repo.answers import Entry, Listing
 from llmgw.controller.repo.failures import GitError, explained
 from llmgw.controller.repo.git import How
 from llmgw.controller.repo.objects import ObjectStore
@@ -79,9 +79,9 @@ class Mirror:
 
         ``fetch=False`` answers from what was fetched last. Raises RetryError when the repository is out of reach,
         StalledError when it has no such branch, saying which it has."""
-        ref = await self._configured_branch()
+        ref, heard = await self._configured_branch()
         if fetch:
-            tip = (await self.objects.refresh(self.remote, (ref,))).refs.get(ref)
+            tip = (await self.objects.refresh(self.remote, (ref,), heard=heard)).refs.get(ref)
         else:
             tip = await self.objects.cached(self.remote, ref)
         if tip is None:
@@ -126,7 +126,8 @@ class Mirror:
 
     async def branch(self) -> str:
         """Short name of the branch that is followed."""
-        return (await self._configured_branch()).removeprefix("refs/heads/")
+        ref, _ = await self._configured_branch()
+        return ref.removeprefix("refs/heads/")
 
     async def info(self, commit: Commit) -> CommitInfo:
         try:
@@ -226,9 +227,10 @@ class Mirror:
             raise explained(wrong) from wrong
         return said.text
 
-    async def _configured_branch(self) -> str:
+    async def _configured_branch(self) -> tuple[str, Listing | None]:
+        """And what the remote says of its branches, if it had to be asked which one its HEAD names."""
         if self._branch:
-            return self._branch
+            return self._branch, None
         there = await self.objects.ask(self.remote)
         head = there.head
         if head is None or not head.startswith("refs/heads/"):
@@ -239,7 +241,7 @@ class Mirror:
                 else f"reading {self.remote}: it has no commit yet: commit the manifests first"
             )
         self._branch = head
-        return head
+        return head, there
 
     async def _no_branch(self, ref: str, *, fetch: bool) -> StalledError:
         name = ref.removeprefix("refs/heads/")

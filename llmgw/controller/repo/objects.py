@@ -91,11 +91,14 @@ class ObjectStore(Bare):
             raise explained(wrong) from wrong
         return answers.listing(said.text, wanted=frozenset(refs))
 
-    async def refresh(self, remote: Remote, refs: Sequence[str], *, keep: bool = False) -> Listing:
+    async def refresh(
+        self, remote: Remote, refs: Sequence[str], *, keep: bool = False, heard: Listing | None = None
+    ) -> Listing:
         """Bring the refs' commits here, whatever happened to them since (force pushes included), and tell where they
-        are. Refs that the remote lacks are absent from the answer; here they are forgotten, or kept where they were last."""
+        are. Refs that the remote lacks are absent from the answer; here they are forgotten, or kept where they were last.
+        ``heard``: what the remote has just said of them and others, so that it is not asked twice."""
         self.feed(remote, *refs)
-        listing = await self.ask(remote, refs)
+        listing = await self.ask(remote, refs) if heard is None else _about(heard, refs)
         if keep:
             refs = [ref for ref in refs if ref in listing.refs]
         if await self._here(remote, refs) == dict(listing.refs):
@@ -349,6 +352,10 @@ class Call:
     stdin: bytes | None = None
     how: How = How()
     objects: tuple[str, ...] = ()  # what it reads, where it is files
+
+
+def _about(heard: Listing, refs: Sequence[str]) -> Listing:
+    return replace(heard, refs={ref: heard.refs[ref] for ref in refs if ref in heard.refs})
 
 
 def _tracking(remote: Remote, ref: str) -> str:

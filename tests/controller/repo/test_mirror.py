@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from llmgw.clock import FakeClock
 from llmgw.controller.repo import applied
-from llmgw.controller.repo.git import Git
+from llmgw.controller.repo.git import Git, GitEnvironment
 from llmgw.controller.repo.mirror import MAX_FILE, Mirror
 from llmgw.controller.repo.objects import ObjectStore
 from llmgw.controller.repo.remote import remote_of
@@ -50,6 +51,24 @@ def test_the_branch_that_is_checked_out_is_followed(make_work: Make, objects: Ob
     mirror = Mirror(objects, remote_of(str(work.path), base=Path("/")))
     assert asyncio.run(mirror.newest()) == commit
     assert asyncio.run(mirror.branch()) == "trunk"
+
+
+def test_one_question_tells_which_branch_is_followed_and_where_it_is(
+    tmp_path: Path, clock: FakeClock, work: Any
+) -> None:
+    """Over the network each takes about as long as all the rest of a plan."""
+    asked, witness = tmp_path / "asked", tmp_path / "git"
+    witness.write_text(
+        f'#!/bin/sh\ncase " $* " in *" ls-remote "*) echo x >> {asked};; esac\nexec git "$@"\n'
+    )
+    witness.chmod(0o755)
+    runner = Git(GitEnvironment(path=os.environ["PATH"]), binary=str(witness))
+    store = ObjectStore(tmp_path / "one", git=runner, clock=clock, holder="ann@box")
+    mirror = Mirror(store, remote_of(str(work.path), base=Path("/")))
+    assert asyncio.run(mirror.newest()) == work.git("rev-parse", "HEAD")
+    assert asked.read_text().split() == ["x"]
+    newer = work.commit({"manifests/a.yaml": "a: 2\n"})
+    assert asyncio.run(mirror.newest()) == newer
 
 
 def test_a_new_commit_is_seen_at_once_and_the_old_one_stays_readable(mirror: Mirror, work: Any) -> None:
