@@ -13,6 +13,8 @@ from llmgw.model.problems import Problem, Where
 from llmgw.model.record import RankPlacement
 
 FORMAT = 1
+PRUNE_DISABLED = "prune-disabled"
+"""Keyword of a removal that the Fleet forbids, or forbade until this commit."""
 
 
 class Action(Enum):

@@ -276,6 +276,8 @@ class Record:
     commit: Commit | None = None  # the manifests' commit last applied, whole
     partial: Commit | None = None
     """A newer commit, of which only some addresses have been applied since."""
+    keeps_removed: bool = False
+    """``prune.enabled`` was false when that commit was applied: it takes a commit of its own to make it true again."""
     key_id: str = ""
     tool_version: str = ""
     models: Mapping[str, ModelRecord] = field(default_factory=dict)

@@ -87,6 +87,29 @@ def test_pruning_can_be_switched_off() -> None:
     assert [change.keyword for change in made.changes] == ["prune-disabled"]
 
 
+def test_deleting_the_fleets_manifest_does_not_switch_pruning_on() -> None:
+    """Who deletes a folder deletes both: what it holds, and what was to keep it."""
+    world = settled("a", "b")
+    off = FleetSpec(prune=Prune(enabled=False))
+    world.desired = lab("a", "b", "c", fleet_spec=off)
+    world.settle()
+    world.desired = lab("a", "b", "d")
+    world.settle()
+    assert set(world.record.models) == {"a", "b", "c", "d"}
+    assert [change.keyword for change in world.plan().changes] == ["prune-disabled"]
+    assert [change.action for change in world.plan(replace(OPTIONS, allow_prune=True)).changes] == [
+        Action.REMOVE
+    ]
+    world.desired = lab("a", "b", "c", "d")
+    world.settle()
+    assert world.record.keeps_removed, "nothing was applied that would have told"
+    world.desired = lab("a", "b", "c", "d", "e")
+    world.settle()
+    assert not world.record.keeps_removed
+    world.desired = lab("a", "b", "c", "d")
+    assert [change.action for change in world.plan().changes] == [Action.REMOVE]
+
+
 def test_deleting_the_manifest_does_not_delete_the_protection() -> None:
     world = settled("a", "b", protect=("b",))
     world.desired = lab("a")

@@ -84,7 +84,10 @@ class Work:
             seen = recording.observe(
                 prepared.record, prepared.observed, self.passed.started, grace=prepared.grace
             )
-            record = replace(record, models=seen.models, commit=prepared.record.commit)
+            before = prepared.record
+            record = replace(
+                record, models=seen.models, commit=before.commit, keeps_removed=before.keeps_removed
+            )
         if self.request.amend is not None:
             record = self.request.amend(record, prepared)
         record = bringing(

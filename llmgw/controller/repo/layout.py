@@ -79,6 +79,7 @@ class Head:
     serial: int
     commit: Commit | None = None
     partial: Commit | None = None
+    keeps_removed: bool = False  # prune.enabled was false when that commit was applied
     key_id: str = ""
     tool_version: str = ""
     last_pass: PassRecord | None = None
@@ -198,6 +199,7 @@ def read(files: Mapping[str, bytes]) -> Kept:
         serial=head.serial,
         commit=head.commit,
         partial=head.partial,
+        keeps_removed=head.keeps_removed,
         key_id=head.key_id,
         tool_version=head.tool_version,
         models=head.models,

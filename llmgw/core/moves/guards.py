@@ -7,7 +7,7 @@ from llmgw.core.moves.membership import is_older
 from llmgw.core.seen.survey import Survey
 from llmgw.model.desired import Desired
 from llmgw.model.manifest import Local, NodeSpec
-from llmgw.model.plan import Action, Change, Notice
+from llmgw.model.plan import PRUNE_DISABLED, Action, Change, Notice
 from llmgw.model.problems import StalledError
 from llmgw.model.record import ModelRecord, Record, ReplicaPhase, ReplicaRecord
 
@@ -109,11 +109,8 @@ def _whole(
     prune = desired.fleet.prune
     if not running:
         return None
-    if not prune.enabled:
-        return (
-            "prune-disabled",
-            "not in Git any more, and the fleet's prune.enabled is false: nothing is removed",
-        )
+    if forbidden := _forbidden(record, desired, allow_prune=allow_prune):
+        return PRUNE_DISABLED, forbidden
     if allow_prune:
         return None
     if emptied(record, desired, replicas):
@@ -133,6 +130,18 @@ def _whole(
         "prune-limit",
         told,
     )
+
+
+def _forbidden(record: Record, desired: Desired, *, allow_prune: bool) -> str:
+    """By the Fleet, or by the Fleet of the commit applied last: who deletes a folder deletes both."""
+    if not desired.fleet.prune.enabled:
+        return "not in Git any more, and the fleet's prune.enabled is false: nothing is removed"
+    if record.keeps_removed and not allow_prune:
+        return (
+            "not in Git any more, and the fleet's prune.enabled was false until now, which deleting the Fleet's manifest does not change:"
+            " use --allow-prune if that is meant"
+        )
+    return ""
 
 
 def stays(replicas: Iterable[ReplicaRecord] | None) -> bool:

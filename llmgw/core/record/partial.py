@@ -45,6 +45,7 @@ def only(intent: Record, before: Record, desired: Desired, plan: Plan) -> Record
     return replace(
         intent,
         commit=before.commit,
+        keeps_removed=before.keeps_removed,
         partial=desired.commit if plan.targets and desired.commit != before.commit else before.partial,
         models=models,
         numbers=remembered(before.numbers, gone),

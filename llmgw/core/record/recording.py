@@ -21,7 +21,17 @@ from llmgw.core.seen.condition import LEAVING
 from llmgw.core.seen.survey import survey
 from llmgw.model.desired import Desired, DesiredModel
 from llmgw.model.ids import Commit, ReplicaId, parse_replica_id
-from llmgw.model.plan import Action, Change, Plan, Step, StepKind, StepOutcome, StepResult, sendable
+from llmgw.model.plan import (
+    PRUNE_DISABLED,
+    Action,
+    Change,
+    Plan,
+    Step,
+    StepKind,
+    StepOutcome,
+    StepResult,
+    sendable,
+)
 from llmgw.model.record import (
     Evicted,
     ModelRecord,
@@ -78,6 +88,7 @@ def _begin(
         serial=serial,
         commit=desired.commit or record.commit,
         partial=None,
+        keeps_removed=_keeps_removed(record, desired, plan),
         key_id=key_id,
         tool_version=__version__,
         models=models,
@@ -90,6 +101,12 @@ def _begin(
     return replace(
         intent, endpoints=endpoints(intent, survey(NO_WISHES, intent, observed.nodes, offline=False))
     )
+
+
+def _keeps_removed(record: Record, desired: Desired, plan: Plan) -> bool:
+    """A plan that was held back by it does not end it."""
+    held_back = any(change.keyword == PRUNE_DISABLED for change in plan.blocked)
+    return not desired.fleet.prune.enabled or (record.keeps_removed and held_back)
 
 
 def _commanded(
