@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmgw.agent.daemon import assemble, job_environment, this_agent, this_holder
+from llmgw.agent.assembly import assemble, job_environment, this_agent, this_holder
 from llmgw.agent.discovery.commands import looking_environment
 from llmgw.agent.discovery.gpus import GpuDiscovery
 from llmgw.agent.discovery.survey import Survey

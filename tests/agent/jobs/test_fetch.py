@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from llmgw.agent.daemon import RUNTIME
+from llmgw.agent.assembly import RUNTIME
 from llmgw.agent.jobs.doer import Progress
 from llmgw.agent.jobs.download import proxy_for
 from llmgw.agent.jobs.fetch import Fetcher

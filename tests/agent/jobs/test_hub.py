@@ -14,7 +14,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from llmgw.agent.daemon import RUNTIME
+from llmgw.agent.assembly import RUNTIME
 from llmgw.agent.jobs.doer import Progress
 from llmgw.agent.jobs.files import NoSpaceError, write_marker
 from llmgw.agent.jobs.hub import fetch_from_hub

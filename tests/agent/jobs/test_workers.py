@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from llmgw.agent.daemon import RUNTIME
+from llmgw.agent.assembly import RUNTIME
 from llmgw.agent.jobs.doer import Progress
 from llmgw.agent.jobs.files import NoSpaceError
 from llmgw.agent.jobs.orders import ROOM, Result, Told, read, result_of, write_over
