@@ -177,6 +177,21 @@ def test_a_lost_agent_is_told_with_the_time_since_when() -> None:
     assert alert.since is not None
 
 
+def test_a_machine_that_was_taken_out_of_the_fleet_is_missed_only_for_what_runs_there() -> None:
+    """Until the next apply it was lost, and somebody was woken up for it."""
+    world = calm()
+    for state in world.nodes.values():
+        state.reach, state.error = Reach.UNREACHABLE, "timed out"
+    (replica,) = world.record.replicas.values()
+    nodes = {name: replace(it, leaving=True) for name, it in world.desired.nodes.items()}
+    world.desired = replace(world.desired, nodes=nodes)
+    assert [it.node for it in told(world)] == [replica.ranks[0].node]
+    shown = status(world.record, world.observe(), now=world.now, desired=world.desired)
+    [empty] = [it for it in shown.nodes if it.name != replica.ranks[0].node]
+    assert empty.leaving
+    assert "the next `llmgw apply` forgets it" in empty.problems[0]
+
+
 def test_a_machine_that_never_was_in_the_fleet_has_nothing_to_lose() -> None:
     world = fleet(desired([node("gpu01")], []), [NodeState("gpu01", facts("gpu01"), reach=Reach.UNREACHABLE)])
     assert told(world) == ()

@@ -317,8 +317,10 @@ async def _gate(fleet: Fleet, desired: Desired) -> Gate | None:
 
 
 def _reached(node: DesiredNode, now: Desired) -> DesiredNode:
-    """As it was applied, by the way that is written now."""
+    """As it was applied, by the way that is written now; leaving, where it is written no more."""
     newer = now.nodes.get(node.name)
+    if newer is None and all(it.renamed_from != node.name for it in now.nodes.values()):
+        return replace(node, leaving=True)
     if newer is None or newer.spec.transport != node.spec.transport or newer.spec.ssh == node.spec.ssh:
         return node
     return replace(node, spec=replace(node.spec, ssh=newer.spec.ssh), where=newer.where)

@@ -54,7 +54,7 @@ class Agents:
 
 def settle_nodes(round_: Round, *, agents: Agents) -> None:
     for view in round_.survey.nodes.values():
-        if view.desired is None or view.desired.leaving:
+        if not view.named:
             _not_in_git(round_, view)
         elif view.fenced:
             _fenced(round_, view)

@@ -60,7 +60,8 @@ def _node(view: NodeView, record: Record, placed: Placed) -> Iterator[Alert]:
         return
     if view.desired is not None and (setback := record.setbacks.get(view.name)) is not None:
         yield _setback(view, setback)
-    yield from _lost(view, known)
+    if not _is_gone(view, placed):
+        yield from _lost(view, known)
     if view.intruder:
         yield _of(view, AlertKind.NODE_FOREIGN, Severity.CRITICAL, f"{view.intruder}: nothing is done there")
         return
@@ -110,6 +111,11 @@ def _setback(view: NodeView, setback: Setback) -> Alert:
     text = f"its agent could not be set up {plural(setback.count, 'time')} in a row: {setback.error}"
     do = f"it is tried again after a rest, and at once by `llmgw node bootstrap {view.name}`"
     return _of(view, AlertKind.SETUP_FAILED, Severity.WARNING, text, do=do, since=setback.at)
+
+
+def _is_gone(view: NodeView, placed: Placed) -> bool:
+    """Whether somebody took it out of the fleet, and nothing is missed with it."""
+    return not view.named and not placed.get(view.name)
 
 
 def _lost(view: NodeView, known: NodeRecord | None) -> Iterator[Alert]:

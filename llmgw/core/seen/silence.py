@@ -91,7 +91,11 @@ def _silence(node: NodeRecord, rules: Unreachable, brake: str, now: datetime) ->
 
 def _brake(survey: Survey, silent: list[str], rules: Unreachable) -> str:
     """Why nothing is given up now; empty: the brake does not hold."""
-    counted = [name for name, view in survey.nodes.items() if view.desired and not view.desired.spec.drain]
+    counted = [
+        name
+        for name, view in survey.nodes.items()
+        if view.desired is not None and view.named and not view.desired.spec.drain
+    ]
     lost = [name for name in silent if name in counted]
     if len(lost) < LEAST_FOR_BRAKE or len(lost) <= rules.brake * len(counted):
         return ""

@@ -56,6 +56,11 @@ class NodeView:
         return self.report is not None and not self.intruder and not self.fenced
 
     @property
+    def named(self) -> bool:
+        """Whether Git names it; else it is only here for what the record knows of it."""
+        return self.desired is not None and not self.desired.leaving
+
+    @property
     def bare(self) -> bool:
         """A machine of Git that has no agent yet."""
         return self.desired is not None and self.reach is Reach.NO_AGENT

@@ -353,7 +353,7 @@ def _node(view: NodeView, record: Record, book: NodeLedger, seen: Survey) -> Nod
     reported = view.report.problems if view.report is not None else ()
     problems = (
         *((view.intruder,) if view.intruder else ()),
-        *_error(view),
+        *_error(view, there=there),
         *(facts.problems if facts is not None else ()),
         *(f"GPU {gpu.index}: {reason}" for gpu in (facts.gpus if facts else ()) for reason in gpu.health),
         *reported,
@@ -380,8 +380,9 @@ def _node(view: NodeView, record: Record, book: NodeLedger, seen: Survey) -> Nod
     )
 
 
-def _error(view: NodeView) -> tuple[str, ...]:
-    if view.reach is Reach.NO_AGENT and view.desired is None:
+def _error(view: NodeView, *, there: bool) -> tuple[str, ...]:
+    """``there``: the record has something on it."""
+    if view.reach in (Reach.NO_AGENT, Reach.UNREACHABLE) and not there and not view.named:
         return ("its agent is gone, and Git does not name it any more: the next `llmgw apply` forgets it",)
     return (view.error,) if view.error else ()
 

@@ -53,3 +53,30 @@ def test_a_corrected_key_is_used_before_anything_is_applied_and_the_models_are_t
         assert (_identity(known.desired), known.desired.models["chat"].spec.replicas) == ("id-1", 1)
 
     asyncio.run(main())
+
+
+class _Shrinking(Branch):
+    """From the second commit on, gpu02 is not named; from the third on, it is called desk."""
+
+    async def desired(self, commit: Commit, *, key_id: str) -> Desired:
+        desired = await super().desired(commit, key_id=key_id)
+        nodes, number = dict(desired.nodes), int(commit, 16)
+        gone = nodes.pop("gpu02") if number > 1 else None
+        if gone is not None and number > 2:
+            nodes["desk"] = replace(gone, name="desk", renamed_from="gpu02")
+        return replace(desired, nodes=nodes)
+
+
+def test_a_node_that_the_newest_commit_does_not_name_is_leaving_and_a_renamed_one_is_not() -> None:
+    async def main() -> None:
+        world = World(nodes=("gpu01", "gpu02"))
+        world.branch = _Shrinking(("gpu01", "gpu02"), Model())
+        await world.settle()
+        world.branch.commit_models(Model())
+        known = await applied(world.fleet())
+        assert [name for name, node in known.desired.nodes.items() if node.leaving] == ["gpu02"]
+        world.branch.commit_models(Model())
+        known = await applied(world.fleet())
+        assert not [name for name, node in known.desired.nodes.items() if node.leaving]
+
+    asyncio.run(main())
