@@ -134,26 +134,12 @@ async def opened(
 ) -> AsyncIterator[Opened]:
     """The fleet that the settings name; its transports are closed at the end. ``told`` hears of long fetches and mended mirrors."""
     clock = clock or SystemClock()
-    git = Git(
-        GitEnvironment.of(environ), redact=redactor, access=_access(settings, environ, learn=redactor.learn)
-    )
-    objects = ObjectStore(
-        settings.state_dir,
-        git=git,
-        clock=clock,
-        holder=settings.holder,
-        fetch_timeout=settings.fetch_timeout,
-        partial=settings.partial_clone,
-        told=told,
-    )
-    mirror = Mirror(objects, settings.repo, branch=settings.branch, path=settings.path, base=settings.base)
-    store = GitRecordStore(
-        objects, settings.state_repo, ref=settings.state_ref, author=settings.holder, clock=clock
-    )
-    transport = LocalTransport(home=Path(environ.get("HOME") or "/"), environ=environ)
-    around = Surroundings(
-        home=Path(environ.get("HOME") or "/"), environ=environ, identity=settings.ssh_identity
-    )
+    home = Path(environ.get("HOME") or "/")
+    access = _access(settings, environ, learn=redactor.learn)
+    git = Git(GitEnvironment.of(environ), redact=redactor, access=access)
+    mirror, store = _repositories(settings, git, clock, told)
+    local = LocalTransport(home=home, environ=environ)
+    around = Surroundings(home=home, environ=environ, identity=settings.ssh_identity)
     bootstrap = _bootstrap(settings, environ, clock)
     over_ssh = SshTransport(around, bootstrapper=bootstrap)
     fleet = Fleet(
@@ -161,16 +147,10 @@ async def opened(
         source=GitSource(mirror, ADAPTERS, vouch=_vouching(settings, mirror, store, environ)),
         store=store,
         remembered=store.read_cached,
-        transports={"local": transport, "ssh": over_ssh},
+        transports={"local": local, "ssh": over_ssh},
         adapters=ADAPTERS,
         clock=clock,
-        secret=SecretStore(
-            path=settings.secret_file,
-            given=environ.get(SECRET_VARIABLE) or None,
-            work_tree=settings.work_tree,
-            redactor=redactor,
-            git=git,
-        ),
+        secret=_secret(settings, environ, git, redactor),
         lock=_lock(settings, clock),
         first_id=FleetId(f"fleet-{secrets.token_hex(8)}"),
         holder=settings.holder,
@@ -190,14 +170,44 @@ async def opened(
             settings=settings,
             store=store,
             mirror=mirror,
-            local=transport,
+            local=local,
             ssh=over_ssh,
             around=around,
             bootstrap=bootstrap,
         )
     finally:
         await over_ssh.close()
-        await transport.close()
+        await local.close()
+
+
+def _repositories(
+    settings: Settings, git: Git, clock: Clock, told: Callable[[str], None]
+) -> tuple[Mirror, GitRecordStore]:
+    """The manifests and the record, read through one mirror."""
+    objects = ObjectStore(
+        settings.state_dir,
+        git=git,
+        clock=clock,
+        holder=settings.holder,
+        fetch_timeout=settings.fetch_timeout,
+        partial=settings.partial_clone,
+        told=told,
+    )
+    mirror = Mirror(objects, settings.repo, branch=settings.branch, path=settings.path, base=settings.base)
+    store = GitRecordStore(
+        objects, settings.state_repo, ref=settings.state_ref, author=settings.holder, clock=clock
+    )
+    return mirror, store
+
+
+def _secret(settings: Settings, environ: Mapping[str, str], git: Git, redactor: Redactor) -> SecretStore:
+    return SecretStore(
+        path=settings.secret_file,
+        given=environ.get(SECRET_VARIABLE) or None,
+        work_tree=settings.work_tree,
+        redactor=redactor,
+        git=git,
+    )
 
 
 def _access(settings: Settings, environ: Mapping[str, str], *, learn: Callable[[str], object]) -> Access:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from llmgw.controller.given import KNOWN, NAMES, flag, variable
 from llmgw.controller.serving.configuration import Tls
-from llmgw.controller.settings import KNOWN, NAMES, Settings, flag, load_settings, variable
+from llmgw.controller.settings import Settings, load_settings
 from llmgw.model.manifest import FromEnv, FromFile
 from llmgw.model.problems import InvalidError
 

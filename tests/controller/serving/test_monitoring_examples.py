@@ -12,9 +12,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 from ruamel.yaml import YAML
 
+from llmgw.controller.readings import DEFAULT_LISTEN
 from llmgw.controller.serving.metrics import Counts
 from llmgw.controller.serving.snapshot import ERROR, HELD, INVALID, NOTHING
-from llmgw.controller.settings import DEFAULT_LISTEN
 from llmgw.model.record import Outcome
 from tests.controller.serving.surroundings import snapshot
 from tests.controller.serving.test_metrics import text_of
