@@ -7,6 +7,7 @@ half that Python takes to start and import. That commands start from nothing is 
 import multiprocessing
 import os
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
 from multiprocessing.context import ForkServerContext
@@ -15,6 +16,7 @@ from subprocess import CompletedProcess, TimeoutExpired
 from tempfile import TemporaryDirectory
 
 from llmgw.cli.main import COMMANDS, main
+from tests.rig import namespaces
 
 NOTHING = Path(os.devnull)
 
@@ -29,13 +31,15 @@ def _forks() -> ForkServerContext:
     return context
 
 
-def llmgw(*words: str, cwd: Path, env: Mapping[str, str], timeout: float) -> "CompletedProcess[str]":
-    """Its standard input is empty. ``timeout`` in seconds; raises TimeoutExpired."""
+def llmgw(
+    *words: str, cwd: Path, env: Mapping[str, str], timeout: float, network: str = ""
+) -> "CompletedProcess[str]":
+    """Its standard input is empty. ``timeout`` in seconds; raises TimeoutExpired. ``network`` is a namespace to be in."""
     with TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
         for file in (out, err):
             file.touch()
-        process = _forks().Process(target=_command, args=(words, cwd, dict(env), out, err))
+        process = _forks().Process(target=_command, args=(words, cwd, dict(env), out, err, network))
         process.start()
         try:
             process.join(timeout)
@@ -47,13 +51,19 @@ def llmgw(*words: str, cwd: Path, env: Mapping[str, str], timeout: float) -> "Co
         return CompletedProcess(["llmgw", *words], process.exitcode, out.read_text(), err.read_text())
 
 
-def _command(words: Sequence[str], cwd: Path, env: Mapping[str, str], out: Path, err: Path) -> None:
+def _command(
+    words: Sequence[str], cwd: Path, env: Mapping[str, str], out: Path, err: Path, network: str
+) -> None:
     for number, path in ((0, NOTHING), (1, out), (2, err)):
         opened = os.open(path, os.O_WRONLY if number else os.O_RDONLY)
         os.dup2(opened, number)
         os.close(opened)
+    if network:
+        namespaces.enter(network)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    if env.get("PYTHONWARNINGS") == "error":
+        warnings.simplefilter("error")
     sys.argv = ["llmgw", *words]
     main()

@@ -158,7 +158,8 @@ class Controller:
         }
 
     def start(self) -> None:
-        words = (LLMGW, "serve", "--listen", "none", "--poll-interval", "1s", "--resync-interval", "10s")
+        often = ("--poll-interval", "2s", "--resync-interval", "10s")  # a look takes an SSH connection
+        words = (LLMGW, "serve", "--listen", "none", *often)
         with self.log.open("ab") as log:
             command = self.host.command(words, env=self.environment)
             self._running.append(

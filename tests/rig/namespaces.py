@@ -125,8 +125,7 @@ def inside(namespace: str, work: Callable[[], T]) -> T:
 
     def body() -> None:
         try:
-            with (NAMED / namespace).open() as file:
-                _enter(file.fileno())
+            enter(namespace)
             results.append(work())
         except BaseException as wrong:  # noqa: BLE001 - raised again where it is waited for
             failures.append(wrong)
@@ -139,10 +138,12 @@ def inside(namespace: str, work: Callable[[], T]) -> T:
     return results[0]
 
 
-def _enter(descriptor: int) -> None:
+def enter(namespace: str) -> None:
+    """The thread that calls it, and what that starts from now on."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(descriptor, CLONE_NEWNET):
-        raise OSError(ctypes.get_errno(), "entering a network namespace")
+    with (NAMED / namespace).open() as file:
+        if libc.setns(file.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"entering {namespace}")
 
 
 def leftovers(run: str, folder: Path) -> tuple[str, ...]:
