@@ -356,9 +356,9 @@ class Shards:
         tasks = [self._housekeeping] if self._housekeeping is not None else []
         for task in tasks:
             task.cancel()
-        await asyncio.gather(
-            *tasks, *(shard.close() for shard in self._shards.values()), return_exceptions=True
-        )
+        shards = (shard.close() for shard in self._shards.values())
+        prepared = (self._around.spawner.dismiss(name) for name in self._shards)
+        await asyncio.gather(*tasks, *shards, *prepared, return_exceptions=True)
 
     # ---- Inside -----------------------------------------------------------------------------------------------
 

@@ -208,7 +208,6 @@ class Shard:
         """Stops watching; the processes run on."""
         self._disarm()
         await cancelled(self._main, self._activity, self._keeping, *self._started.tasks())
-        await self._around.spawner.dismiss(self.spec.shard)
 
     # ---- The table ----------------------------------------------------------------------------------------
 

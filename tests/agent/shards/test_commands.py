@@ -148,6 +148,7 @@ def test_a_stop_and_a_mismatch_call_off_what_was_prepared() -> None:
         rig.node.strangers[18000] = 4711
         begun = len(rig.node.starts)
         await shards.start(start(launch))
+        assert rig.spawner.prepared, "also in place of what has ended"
         await rig.reaches(launch, "failed", says="mismatch")
         assert not rig.spawner.prepared
         assert len(rig.node.starts) == begun
