@@ -17,8 +17,9 @@ from llmgw.controller.passes.progress import Silent
 from llmgw.controller.repo.locks import FileLock
 from llmgw.controller.serving.attempt import Attempted, Attempts, Cause
 from llmgw.controller.serving.hints import Hints
-from llmgw.controller.serving.loop import Loop, Pace
+from llmgw.controller.serving.loop import Loop
 from llmgw.controller.serving.outward import outward
+from llmgw.controller.serving.pauses import Pace
 from llmgw.controller.serving.refs import place_of
 from llmgw.controller.serving.snapshot import NOTHING, Snapshot, Snapshots
 from llmgw.controller.settings import Settings

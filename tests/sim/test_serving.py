@@ -24,7 +24,8 @@ from llmgw.controller.passes.prepare import Prepared
 from llmgw.controller.passes.values import PassResult
 from llmgw.controller.serving.attempt import Attempted
 from llmgw.controller.serving.hints import Hints
-from llmgw.controller.serving.loop import Loop, Pace
+from llmgw.controller.serving.loop import Loop
+from llmgw.controller.serving.pauses import Pace
 from llmgw.controller.serving.snapshot import HELD, Event, PassEnded, Snapshot, Snapshots
 from llmgw.model.record import Outcome
 from llmgw.model.report import Observed

@@ -4,10 +4,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from llmgw.controller.fleet import Source
-from llmgw.controller.serving.pauses import first_of
+from llmgw.controller.serving.pauses import Pace, first_of
 from llmgw.controller.serving.snapshot import Snapshots
 from llmgw.model.ids import Commit
 from llmgw.model.problems import LlmgwError
@@ -27,30 +28,34 @@ class Place:
 
 
 class Branch:
-    """``moved`` hears of every other commit that the branch points to, once. ``nudge`` makes the loop look at once."""
+    """``moved`` hears of every other commit that the branch points to, once."""
 
     def __init__(
         self,
         source: Source,
         snapshots: Snapshots,
         *,
-        interval: float,
-        jitter: float,
+        pace: Pace,
         rng: Random,
         moved: Moved,
         place: Place | None = None,
     ) -> None:
-        """``interval``, give or take ``jitter``: seconds between looks that nobody asked for."""
         self._source = source
         self._snapshots = snapshots
-        self._interval = interval
-        self._jitter = jitter
+        self._pace = pace
         self._rng = rng
         self._moved = moved
         self._place = place
         self._turn = asyncio.Lock()
-        self.nudge = asyncio.Event()
+        self._nudge = asyncio.Event()
         self.head: Commit | None = None
+
+    def duties(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        """What is to go on beside the passes, by what it does."""
+        duties: dict[str, Callable[[], Awaitable[None]]] = {"following the branch": self._follow}
+        if self._place is not None and self._place.watch is not None:
+            duties["watching the repository"] = partial(self._place.watch, self._nudge)
+        return duties
 
     async def look(self) -> None:
         """One look. What is wrong with the repository stands in the snapshot; ``head`` is the newest commit known."""
@@ -71,10 +76,9 @@ class Branch:
         if before != newest:
             self._moved(before, newest)
 
-    async def follow(self) -> None:
-        """For ever."""
+    async def _follow(self) -> None:
+        """For ever: a look from time to time, and one at once where something tells that it may have moved."""
         while True:
-            pause = max(self._interval + self._rng.uniform(-self._jitter, self._jitter), 0.1)
-            await first_of(self.nudge.wait(), timeout=pause)
-            self.nudge.clear()
+            await first_of(self._nudge.wait(), timeout=self._pace.until_look(self._rng))
+            self._nudge.clear()
             await self.look()

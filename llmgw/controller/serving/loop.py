@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from random import Random
 
 from llmgw.controller.fleet import Fleet
@@ -19,7 +18,7 @@ from llmgw.controller.serving.attempt import Attempted, Attempts, Cause, Refusal
 from llmgw.controller.serving.background import ended, kept
 from llmgw.controller.serving.branch import Branch, Place
 from llmgw.controller.serving.hints import Hints, Woken
-from llmgw.controller.serving.pauses import Pauses, first_of
+from llmgw.controller.serving.pauses import Pace, Pauses, first_of
 from llmgw.controller.serving.reach import KeptLinks
 from llmgw.controller.serving.snapshot import (
     HELD,
@@ -52,16 +51,6 @@ LONGEST_TURN = 10.0
 """Seconds between looks while somebody else is applying: a pass of theirs takes seconds."""
 STOP_WITHIN = 5.0
 """Seconds that a pass which has commanded nothing yet may go on looking after it was told to stop."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """Seconds. ``poll``, give or take ``jitter``, between looks at the branch; ``resync`` between passes that nobody hinted
-    at."""
-
-    poll: float
-    jitter: float
-    resync: float
 
 
 @dataclass(slots=True)
@@ -97,15 +86,13 @@ class Loop:
         self._hints = hints
         self._rng = rng
         self._observers = observers
-        self._watch = place.watch if place is not None else None
         self._links = KeptLinks(fleet.transports)
         self._streams = Streams(self._links, hints, rng=rng)
         self._attempts = Attempts(fleet=fleet, links=self._links, recorded=recorded)
         self._branch = Branch(
             fleet.source,
             snapshots,
-            interval=pace.poll,
-            jitter=pace.jitter,
+            pace=pace,
             rng=rng,
             moved=self._head_moved,
             place=place,
@@ -123,10 +110,8 @@ class Loop:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._links.close)
             stack.push_async_callback(self._streams.close)
-            background = [asyncio.create_task(kept("following the branch", self._branch.follow, self._rng))]
-            if self._watch is not None:
-                watch = partial(self._watch, self._branch.nudge)
-                background.append(asyncio.create_task(kept("watching the repository", watch, self._rng)))
+            duties = self._branch.duties().items()
+            background = [asyncio.create_task(kept(doing, duty, self._rng)) for doing, duty in duties]
             stack.push_async_callback(ended, background)
             background.append(asyncio.create_task(self._stop_the_pass(stop)))
             await self._passes(stop)
@@ -180,7 +165,7 @@ class Loop:
         if attempted.failed or attempted.in_vain_after(before):
             return self._pauses.next()
         self._pauses.reset()
-        resync = self._pace.resync * self._rng.uniform(0.9, 1.1)
+        resync = self._pace.until_pass(self._rng)
         return resync if attempted.look is None else min(attempted.look, resync)
 
     # ---- one pass --------------------------------------------------------------------------------------------

@@ -1,11 +1,28 @@
-"""How long to wait before the next try, and waiting for the first of several things."""
+"""How long to wait before the next look and the next try, and waiting for the first of several things."""
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 MOST_DOUBLINGS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Seconds. ``poll``, give or take ``jitter``, between looks at the branch; ``resync``, more or less, between passes that nobody
+    hinted at."""
+
+    poll: float
+    jitter: float
+    resync: float
+
+    def until_look(self, rng: Random) -> float:
+        return max(self.poll + rng.uniform(-self.jitter, self.jitter), 0.1)
+
+    def until_pass(self, rng: Random) -> float:
+        return self.resync * rng.uniform(0.9, 1.1)
 
 
 class Pauses:

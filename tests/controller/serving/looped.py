@@ -11,7 +11,8 @@ from llmgw.controller.passes.halt import Halt
 from llmgw.controller.repo.records import HistoryEntry
 from llmgw.controller.serving.branch import Place
 from llmgw.controller.serving.hints import Hints
-from llmgw.controller.serving.loop import Loop, Pace
+from llmgw.controller.serving.loop import Loop
+from llmgw.controller.serving.pauses import Pace
 from llmgw.controller.serving.snapshot import (
     CommitRefused,
     Event,
