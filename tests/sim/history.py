@@ -180,16 +180,19 @@ async def look_closely(world: World) -> None:
     await asyncio.sleep(QUIET)
     await _nothing_to_do(world, "a quarter of an hour later")
     for name, node in world.nodes.items():
-        if len(node.machine.starts) != begun[name]:
-            world.violate(
-                f"{name}: processes were started while everything had settled: {node.machine.starts[-1]}"
-            )
+        for start in node.machine.starts[begun[name] :]:
+            if first_name(world.invariants.specs[start[1]].model) not in _never_at_rest(world):
+                world.violate(f"{name}: a process was started while everything had settled: {start}")
+
+
+def _never_at_rest(world: World) -> set[str]:
+    """What ends by itself again and again is tried ever less often, and never left for good."""
+    return {it.name for it in world.commits.wishes[-1].models if it.manner == "exits later"}
 
 
 async def _nothing_to_do(world: World, when: str) -> None:
     plan = (await world.controllers.look()).plan
-    # What ends by itself again and again is tried ever less often, and never left for good.
-    tried = {it.name for it in world.commits.wishes[-1].models if it.manner == "exits later"}
+    tried = _never_at_rest(world)
     _nothing_planned(world, plan, tried, when)
     blocked = {first_name(change.model) for change in plan.blocked if change.model is not None} | tried
     record, wish = world.store.record, world.commits.wishes[-1]
@@ -231,13 +234,13 @@ def _have_the_newest_key(world: World, models: Collection[str], when: str) -> No
 def _agents_are_right(world: World, blocked: Collection[str], when: str) -> None:
     wish = world.commits.wishes[-1]
     for it in wish.nodes:
-        node, called = world.nodes[it.name], wish.called(it.name)
-        if it.name in blocked:
+        agent, called = world.nodes[it.name].info, wish.called(it.name)
+        if it.name in blocked or agent is None:
             continue
-        if node.called != called:
-            world.violate(f"{when}: the agent of {called} calls itself {node.called}")
-        if node.version != __version__ and not wish.agents:
-            world.violate(f"{when}: the agent of {called} is {node.version}")
+        if agent.node != called:
+            world.violate(f"{when}: the agent of {called} calls itself {agent.node}")
+        if agent.version != __version__ and not wish.agents:
+            world.violate(f"{when}: the agent of {called} is {agent.version}")
 
 
 def _nothing_planned(world: World, plan: Plan, tried: Collection[str], when: str) -> None:

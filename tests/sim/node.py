@@ -234,6 +234,7 @@ class SimNode:
         self.fleet: FleetId | None = None
         self.version = __version__  # of the agent's files
         self.called = name  # by its agent's settings
+        self.info: AgentInfo | None = None  # of the agent that runs there, or ran last
         self.agent: Incarnation | None = None
         self.service: AgentService | None = None
         self.shards: Shards | None = None
@@ -254,7 +255,12 @@ class SimNode:
 
     async def install_agent(self, node: str) -> None:
         """As bootstrap does: files and settings of this llmgw, which a running agent that has others leaves its place for."""
-        if not may_stay(version=self.version, same_settings=self.called == node, node=node):
+        if self._starting is not None:
+            await asyncio.wait({self._starting})
+        info = self.info
+        if info is not None and not may_stay(
+            version=info.version, same_settings=info.node == node, node=node
+        ):
             await self.close_agent()
         self.version, self.called = __version__, node
 
@@ -360,6 +366,7 @@ class SimNode:
             pid=self.agents,
             started=clock.now(),
         )
+        self.info = info
         service = AgentService(
             info=info,
             clock=clock,

@@ -569,7 +569,9 @@ def test_a_secret_that_nothing_needs_is_kept() -> None:
 def test_an_agent_that_is_not_as_git_asks(version: str) -> None:
     async def plant(world: World) -> None:
         node = node_of(world)
-        node.version, node.called = version, "node1" if version == OLD_AGENT else "node1x"
+        assert node.info is not None
+        called = "node1" if version == OLD_AGENT else "node1x"
+        node.info = replace(node.info, version=version, node=called)
         await look_closely(world)
 
     told = "is 0.0.9" if version == OLD_AGENT else "calls itself node1x"
