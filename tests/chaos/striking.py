@@ -19,6 +19,8 @@ from tests.rig import namespaces
 from tests.rig.host import Host
 
 T = TypeVar("T")
+LOOKS: Final = 20
+"""At how full a disk is, until it is full."""
 FROZEN: Final = 2.0
 """Seconds at most that an engine or a whole host stands still: much less than it takes to call an engine dead."""
 UPGRADING: Final = 15.0
@@ -177,10 +179,8 @@ class Striker:
 
     def _fill_disk(self, fault: Fault, host: Host) -> Undo:
         disk = host.folder / "disk"
-        state = os.statvfs(disk)
-        used = (state.f_blocks - state.f_bfree) * state.f_frsize
         self._tell(fault, host)
-        namespaces.run("mount", "-o", f"remount,size={used}", str(disk))
+        _leave_no_room(disk)
 
         def free() -> None:
             namespaces.run("mount", "-o", f"remount,size={DISK}", str(disk))
@@ -234,6 +234,21 @@ class Striker:
 
 
 # ---- moments of an upgrade ---------------------------------------------------------------------------
+
+
+def _leave_no_room(disk: Path) -> None:
+    """What is written between the look and the mount makes that size too small, which the kernel refuses: once more then."""
+    refused: Exception | None = None
+    for _ in range(LOOKS):
+        state = os.statvfs(disk)
+        used = (state.f_blocks - state.f_bfree) * state.f_frsize
+        try:
+            namespaces.run("mount", "-o", f"remount,size={used}", str(disk))
+        except RuntimeError as wrong:
+            refused = wrong
+        else:
+            return
+    raise RuntimeError(f"filling {disk} in {LOOKS} tries") from refused
 
 
 def unpacking(host: Host) -> object:
