@@ -13,6 +13,7 @@ from llmgw.model.facts import GpuProcess
 from llmgw.model.ids import JobId
 from llmgw.model.launch import Expect, Process, WaitFor
 from llmgw.model.problems import AgentError
+from llmgw.model.report import ShardReport
 from llmgw.wire.messages import CONFLICT, INVALID_PARAMS, NO_SPACE, KeyParams, LogsParams
 from tests.agent.shards.rig import (
     COMMAND,
@@ -114,6 +115,26 @@ def test_no_engine_is_executed_before_its_order_and_secrets_are_on_disk() -> Non
         assert seen[0] == ("prepare", [])
         assert seen[-1] == ("spawn", [f"secrets/{launch.shard}.json", f"shards/{launch.shard}.json"])
         assert not rig.spawner.prepared
+
+    on_node(story)
+
+
+@pytest.mark.parametrize("secrets", [{}, {"key": "k"}])
+def test_whoever_watches_waits_for_no_write_but_that_of_the_order(secrets: dict[str, str]) -> None:
+    """Four more times an engine's start, and what was told of it, had waited for the disk."""
+
+    async def story(rig: Rig) -> None:
+        launch, calls = spec(), []
+
+        def look(call: str) -> None:
+            told = any(isinstance(event, ShardReport) and event.pid for event in rig.events)
+            calls.append(f"{call}, pid told" if told else call)
+
+        shards = await rig.agent(checkpoint=look)
+        await shards.start(start(launch, **secrets))
+        await rig.reaches(launch, "ready")
+        assert calls.count("write") == len({**secrets, "order": ""})
+        assert "write, pid told" in calls
 
     on_node(story)
 
