@@ -39,7 +39,7 @@ $(VENV)/.installed: pyproject.toml
 install: $(VENV)/.installed ## the virtual environment that the other targets use
 
 checks: install ## lint, types and import contracts, at once
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint types contracts
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint types contracts collect
 
 lint: install
 	$(BIN)/ruff check .
@@ -56,6 +56,10 @@ types-agent: install
 
 contracts: install
 	$(BIN)/lint-imports
+
+# Compiles once what each worker would compile for itself, and tells what can't be imported before any test runs.
+collect: install
+	@told=$$($(PYTEST) --collect-only -qq) || { echo "$$told"; exit 1; }
 
 tests: install
 	@scripts/test-packages.sh
@@ -82,4 +86,4 @@ golden: install ## write the golden files anew; read the diff before you commit 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: help demo demo-stop test test-all test-engines install checks lint types types-whole types-agent contracts tests sim chaos bench golden clean
+.PHONY: help demo demo-stop test test-all test-engines install checks lint types types-whole types-agent contracts collect tests sim chaos bench golden clean
