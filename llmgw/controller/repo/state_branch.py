@@ -266,7 +266,8 @@ class GitRecordStore:
         if problem.kind is FailureKind.DENIED:
             return RecordError(
                 f"pushing the record: this controller may not write {self.place}: {problem.said}: give its key (gitIdentity) or its "
-                "token (token) the right to push there, or name another repository for the record with stateRepo"
+                "token (token; stateToken, where the record has one of its own) the right to push there, or name another repository for "
+                "the record with stateRepo"
             )
         return _unwritten(problem)
 
