@@ -178,6 +178,8 @@ async def _starts_and_deaths(machine: Machine) -> list[AgentRow]:
             began = time.perf_counter()
             os.kill(pid, how)
             deaths[how].append(await _told(events, spec.shard, lambda shard: shard.state != "ready") - began)
+            # What is left of it is looked for, which would stand in the way of the next one's start.
+            await _told(events, spec.shard, lambda shard: shard.state == "failed")
         each = (cpu_seconds(agent) - before) / (2 * RUNS)
     return [
         AgentRow(
