@@ -31,6 +31,9 @@ Dial: TypeAlias = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.Str
 """Opens one more channel to the same agent."""
 
 HELLO_TIMEOUT: Final = 20.0
+GREET_TIMEOUT: Final = 10.0
+"""Seconds for the first words once there is a connection. An agent does nothing before them but read; less than what a node has in a
+pass, so that the pass can tell a hanging agent from a dead line."""
 CHUNK: Final = 64 * 1024
 AGAIN: Final = timedelta(seconds=1)
 
@@ -227,13 +230,17 @@ async def open_link(dial: Dial, *, node: str, fleet: str | None) -> StreamLink:
     try:
         async with asyncio.timeout(HELLO_TIMEOUT):
             channel = _Channel(*await dial())
+        async with asyncio.timeout(GREET_TIMEOUT):
             hello = await greet(channel, node=node, fleet=fleet)
     except BaseException as wrong:
         if channel is not None:
             await channel.close()
         if isinstance(wrong, TimeoutError):
-            raise RetryError(
-                f"node {node}: its agent does not greet within {HELLO_TIMEOUT:g} s", after=AGAIN
-            ) from wrong
+            why = (
+                f"no connection to its agent within {HELLO_TIMEOUT:g} s"
+                if channel is None
+                else f"connected, but its agent does not greet within {GREET_TIMEOUT:g} s: it hangs, or its machine is overloaded"
+            )
+            raise RetryError(f"node {node}: {why}", after=AGAIN) from wrong
         raise
     return StreamLink(channel, hello, dial, node=node, fleet=fleet)

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from llmgw.controller.nodes.transport import Link, Transport
+from llmgw.controller.passes.lookout import Lookout
 from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts
 from llmgw.model.ids import FleetId
@@ -27,6 +28,7 @@ class Links:
         self._open: dict[str, Link] = {}
         self._ways: dict[str, object] = {}
         self._opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.lookout = Lookout()
         self.fleet: FleetId | None = None
         self.whoever = False  # take an agent as it is, whichever fleet it belongs to: only to look
 
@@ -77,6 +79,7 @@ class Links:
         await self._transport(node).bootstrap(node, fleet=fleet)
 
     async def close(self) -> None:
+        await self.lookout.close()
         links, self._open = tuple(self._open.values()), {}
         await asyncio.gather(*(_close(link) for link in links))
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from llmgw.clock import Clock
 from llmgw.controller.nodes.transport import Link
@@ -38,13 +39,15 @@ async def observe(
     async def one(node: DesiredNode) -> NodeObservation:
         known = record.nodes.get(node.name) if record else None
         async with gate:
-            return await observe_node(
+            asked = partial(
+                observe_node,
                 node,
                 links,
                 journal_after=known.journal_cursor if known else 0,
                 clock=clock,
                 timeout=timeout,
             )
+            return await links.lookout.ask(node.name, asked)
 
     seen = await asyncio.gather(*(one(node) for node in nodes.values()))
     return Observed(nodes={observation.node: observation for observation in seen})
@@ -64,9 +67,7 @@ async def observe_node(
                 facts = await _facts(node, links)
                 return NodeObservation(node=node.name, reach=Reach.NO_AGENT, facts=facts, error=str(missing))
     except TimeoutError:
-        error = (
-            f"node {node.name}: no answer within {timeout:g} s: is the machine up and the agent not stuck?"
-        )
+        error = f"node {node.name}: {asker.silent_for(timeout)}"
     except StrangerError as stranger:
         owner, error = stranger.owner, str(stranger)
     except (LlmgwError, OSError, CodecError) as failed:
@@ -76,14 +77,23 @@ async def observe_node(
     return NodeObservation(node=node.name, reach=Reach.UNREACHABLE, error=error, owner=owner)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Asker:
-    """Asks one node for its report."""
+    """Asks one node for its report. ``connected``: its agent has greeted."""
 
     node: DesiredNode
     links: Links
     clock: Clock
     timeout: float
+    connected: bool = False
+
+    def silent_for(self, seconds: float) -> str:
+        if self.connected:
+            return (
+                f"connected, but its agent does not answer within {seconds:g} s: it hangs, or its machine is overloaded: see "
+                f"`llmgw node doctor {self.node.name}`"
+            )
+        return f"no connection to its agent within {seconds:g} s: is the machine up, and the network between?"
 
     async def report(self, journal_after: int) -> tuple[Report, float | None]:
         """With what it says of the node's clock."""
@@ -96,11 +106,16 @@ class _Asker:
 
     async def _persistently(self, journal_after: int) -> tuple[Report, float | None]:
         """A connection kept from an earlier pass may be dead, so a broken one is opened again once."""
-        link = await self.links.to(self.node)
+        link = await self._link()
         try:
             return await self._ask(link, journal_after)
         except RetryError:
-            return await self._ask(await self.links.to(self.node), journal_after)
+            return await self._ask(await self._link(), journal_after)
+
+    async def _link(self) -> Link:
+        link = await self.links.to(self.node)
+        self.connected = True
+        return link
 
     async def _ask(self, link: Link, journal_after: int) -> tuple[Report, float | None]:
         loop = asyncio.get_running_loop()

@@ -4,11 +4,11 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from llmgw.controller.nodes.link import StreamLink, open_link
+from llmgw.controller.nodes.link import GREET_TIMEOUT, StreamLink, open_link
 from llmgw.model.problems import AgentError, RetryError, StalledError, UnknownOutcomeError
 from llmgw.wire.messages import (
     BUSY,
@@ -20,6 +20,8 @@ from llmgw.wire.messages import (
     LogLine,
     ReportParams,
 )
+from tests.sim.loop import VirtualLoop
+from tests.sim.loop import run as run_virtual
 
 HELLO = {"protocol": "1.3", "agentVersion": "9", "node": "n1", "bootId": "b", "newer": True}
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -195,6 +197,37 @@ def test_a_refused_hello_tells_whether_trying_again_makes_sense(code: int, error
     async def _(open_: Open) -> None:
         with pytest.raises(error):
             await open_()
+
+
+class _Nothing:
+    """A line that takes everything and brings nothing."""
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    async def drain(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    async def wait_closed(self) -> None:
+        pass
+
+
+def test_an_agent_that_does_not_greet_is_told_from_a_line_that_does_not_come() -> None:
+    async def hangs() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return asyncio.StreamReader(), cast("asyncio.StreamWriter", _Nothing())
+
+    async def never() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.Event().wait()  # type: ignore[return-value] # it does not return
+
+    loop = VirtualLoop()
+    with pytest.raises(RetryError, match="connected, but its agent does not greet within 10 s"):
+        run_virtual(open_link(hangs, node="n1", fleet="f1"), loop)
+    assert loop.time() == GREET_TIMEOUT
+    with pytest.raises(RetryError, match="no connection to its agent within 20 s"):
+        run_virtual(open_link(never, node="n1", fleet="f1"), VirtualLoop())
 
 
 def test_an_agent_of_another_major_version_is_refused_by_this_side_too() -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 from llmgw.clock import FakeClock
 from llmgw.controller.nodes.transport import Link
 from llmgw.controller.passes.links import Links
+from llmgw.controller.passes.lookout import PATIENCE
 from llmgw.controller.passes.observe import AT_ONCE, NODE_TIMEOUT, observe, observe_node, unasked
 from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts
@@ -181,7 +182,57 @@ def test_a_node_that_never_answers_is_given_up_after_its_time() -> None:
     stuck.gated = {"report"}
     found = one(ScriptedTransport(stuck), timeout=0.05)
     assert found.reach is Reach.UNREACHABLE
-    assert "no answer within 0.05 s" in found.error
+    assert "connected, but its agent does not answer within 0.05 s" in found.error
+    assert "llmgw node doctor stuck" in found.error
+
+
+class _Deaf(ScriptedTransport):
+    """Takes connections to ``deaf`` and never says who it is."""
+
+    async def connect(self, node: DesiredNode, *, fleet: str | None) -> Link:
+        if node.name == "deaf":
+            await asyncio.Event().wait()
+        return await super().connect(node, fleet=fleet)
+
+
+def test_what_kept_one_pass_waiting_keeps_no_other_and_is_heard_once_it_answers() -> None:
+    """One agent that hung cost every pass of a loop all the time that a node may have."""
+    loop = VirtualLoop()
+    clock = LoopClock(loop)
+    stuck = Script("stuck", report=[report("stuck")])
+    stuck.gated = {"report"}
+    well = Script("well", report=[report("well")])
+    transport = _Deaf(stuck, well, Script("deaf"))
+    links = Links(transports(transport))
+    links.fleet = FLEET
+    nodes = {name: node(name) for name in transport.scripts}
+    took: list[float] = []
+
+    async def one_pass() -> Observed:
+        begun = loop.time()
+        found = await observe(nodes, None, links, clock=clock)
+        took.append(loop.time() - begun)
+        return found
+
+    async def main() -> None:
+        first = await one_pass()
+        for _ in range(3):
+            again = await one_pass()
+            assert again.nodes["stuck"].error == first.nodes["stuck"].error
+            assert again.nodes["deaf"].error == first.nodes["deaf"].error
+            assert again.nodes["well"].report is not None
+        stuck.gates["report"].set()
+        await asyncio.sleep(0.1)
+        assert (await one_pass()).nodes["stuck"].report is not None
+        stuck.gated = set()
+        assert (await one_pass()).nodes["stuck"].report is not None
+        await links.close()
+        assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+    run_virtual(main(), loop)
+    assert took[0] == NODE_TIMEOUT
+    assert took[1:] == [PATIENCE] * 5, "only the deaf one is still listened for"
+    assert stuck.asked
 
 
 def test_an_agent_of_another_fleet_is_left_alone_and_named() -> None:
