@@ -20,7 +20,7 @@ MAX_FILES = 10_000
 
 class FileDisk:
     """Names are relative to ``root`` and made of safe parts by whoever calls. One thread does everything, in the order in which it
-    was asked: a disk that is slow, or dead, holds up those who wait for it and nobody else."""
+    was asked: a disk that is slow, or dead, holds up those who wait for it and nobody else. See docs/adr/0015."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -1,6 +1,7 @@
 """Whether a start is let in: by the machine's own rules, beside what is live, and by the disk, which must hold its order
 before anything runs."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -37,9 +38,10 @@ async def write(
         await launching.prepare(spec, around)
     try:
         await around.orders.save_first(replace(order, life=life), secrets)
-    except BaseException as wrong:
+    except StalledError as wrong:
         await around.spawner.dismiss(spec.shard)
-        if isinstance(wrong, StalledError):
-            told = f"starting shard {spec.shard}: {wrong}: nothing was started"
-            raise AgentError(told, code=NO_SPACE) from wrong
+        told = f"starting shard {spec.shard}: {wrong}: nothing was started"
+        raise AgentError(told, code=NO_SPACE) from wrong
+    except asyncio.CancelledError:
+        await around.spawner.dismiss(spec.shard)
         raise
