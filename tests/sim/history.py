@@ -187,7 +187,7 @@ async def look_closely(world: World) -> None:
 
 def _never_at_rest(world: World) -> set[str]:
     """What ends by itself again and again is tried ever less often, and never left for good."""
-    return {it.name for it in world.commits.wishes[-1].models if it.manner == "exits later"}
+    return {it.name for past in world.commits.wishes for it in past.models if it.manner == "exits later"}
 
 
 async def _nothing_to_do(world: World, when: str) -> None:
