@@ -9,7 +9,9 @@ import json
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any, TypeVar, get_args, get_origin
+from functools import cache
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 from cattrs import BaseValidationError, Converter, ForbiddenExtraKeysError, transform_error
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
@@ -123,6 +125,8 @@ def make_converter(*, strict: bool, detailed: bool = False) -> Converter:
 
     converter.register_structure_hook_factory(is_dataclass, structure)
     converter.register_unstructure_hook_factory(is_dataclass, unstructure)
+    converter.register_unstructure_hook_factory(_is_list_of_one_kind, lambda kind: _list_of(kind, converter))
+    converter.register_unstructure_hook_factory(_may_be_none, lambda kind: _or_none(kind, converter))
     return converter
 
 
@@ -133,16 +137,45 @@ def _is_list_of_one_kind(kind: Any) -> bool:
 
 def _tuple_of(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
     """Three times as fast as the general way, which looks up the items' reader for each list again: records and
-    reports are mostly lists of few kinds."""
+    reports are mostly lists of few kinds. A kind that no list holds anything of needs no reader, whose making takes longer than
+    the reading of a small record."""
     item_kind = get_args(kind)[0]
-    item = converter.get_structure_hook(item_kind)
+    reader = cache(lambda: converter.get_structure_hook(item_kind))
 
     def read(value: Any, _: Any) -> Any:
         if type(value) is not list and type(value) is not tuple:
             raise TypeError(f"expected a list, got {type(value).__name__} {value!r:.80}")
+        if not value:
+            return ()
+        item = reader()
         return tuple([item(part, item_kind) for part in value])
 
     return read
+
+
+def _list_of(kind: Any, converter: Converter) -> Callable[[Any], Any]:
+    """The same the other way."""
+    writer = cache(lambda: converter.get_unstructure_hook(get_args(kind)[0]))
+
+    def write(value: Any) -> Any:
+        if not value:
+            return ()
+        item = writer()
+        return tuple([item(part) for part in value])
+
+    return write
+
+
+def _may_be_none(kind: Any) -> bool:
+    arguments = get_args(kind)
+    return get_origin(kind) in (Union, UnionType) and len(arguments) == 2 and type(None) in arguments
+
+
+def _or_none(kind: Any, converter: Converter) -> Callable[[Any], Any]:
+    """As for lists: what is never there needs no writer."""
+    item_kind = next(each for each in get_args(kind) if each is not type(None))
+    writer = cache(lambda: converter.get_unstructure_hook(item_kind))
+    return lambda value: None if value is None else writer()(value)
 
 
 def _is_int_or_auto(kind: Any) -> bool:

@@ -191,7 +191,7 @@ async def plan_again(
         worktree=wish.worktree is not None,
         key_id=key,
         rotated_from=record.key_id if key != record.key_id else "",
-        agent_build=_build(fleet, record),
+        agent_build="" if wish.offline else _build(fleet, record),
         suspended_by=await _suspended_by(fleet, desired),
         override=wish.override,
         targets=wish.targets,
