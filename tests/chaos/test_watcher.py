@@ -103,6 +103,15 @@ def test_a_shard_that_was_started_twice_is_found_and_one_after_the_other_is_none
     assert told.startswith(f"here: {ONE} engine is held twice: ")
 
 
+def test_a_job_may_end_however_long_it_has_taken(here: Here, program: Path) -> None:
+    """On a busy machine an install takes longer than an engine needs to settle."""
+    with engine(program, "install-424eee67") as job:
+        assert here.broken() == []
+        job.kill()
+        job.wait()
+        assert here.broken() == []
+
+
 def test_an_engine_that_ends_for_no_reason_is_found_and_a_victim_is_excused(
     here: Here, program: Path
 ) -> None:

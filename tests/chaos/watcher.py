@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from llmgw.model.ids import ShardId, parse_shard_id
 from tests.chaos.excuses import Excuses
 from tests.chaos.seen import Seen, alive
 from tests.chaos.story import Story
@@ -134,6 +135,8 @@ class Watcher:
 
     def _ended(self, one: Instance, now: float) -> None:
         why = self._excuses.of(one.first, shard=one.shard, begun=one.begun)
+        if not why and parse_shard_id(ShardId(one.shard)) is None:
+            why = "its work has an end"  # a job's: how it ended, the pass that waits for it tells
         if not why and now - one.begun < self._settled:
             why = "it had not settled"
         self._story.tell(f"{one.first.host}: {_name(one)} is gone, pid {one.first.pid}: {why or 'NO REASON'}")
