@@ -147,7 +147,7 @@ def _whole(
     seen = obeying(listened(seen, record, desired.fleet.unreachable, now=now), record)
     seen = resting(seen, record.setbacks, now=now)
     settled = record if options.offline else fold_replicas(record, seen, now)
-    new_names = frozenset(renames(settled, desired).values())
+    renamed_models = {new: old for old, new in renames(settled, desired).items()}
     settled = renamed(settled, desired)
     replicas = _by_model(settled)
     blocked = blocked_removals(settled, desired, replicas, allow_prune=options.allow_prune)
@@ -169,7 +169,7 @@ def _whole(
         adapters=adapters,
         key_id=options.key_id,
         now=now,
-        renamed=new_names,
+        renamed=renamed_models,
         renamed_nodes=renamed_nodes,
         weights=weights,
         kinds=kinds_of(seen.nodes.values()),

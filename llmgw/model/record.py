@@ -151,6 +151,9 @@ class ModelRecord:
     attempts: Mapping[str, Attempts] = field(default_factory=dict)  # ordinal (as text) -> failures
     evicted: Mapping[str, Evicted] = field(default_factory=dict)  # ordinal (as text) -> whom it made room for
     removed: bool = False  # gone from Git: dropped when its last replica has stopped
+    earlier: tuple[
+        str, ...
+    ] = ()  # names that it had before, newest last: taken back in Git, each is a rename again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +173,8 @@ class NodeRecord:
     """As Git had it last: how it is reached when Git does not name it any more. None: not recorded yet."""
     formerly: tuple[str, ...] = ()
     """Names that its agent may still have, newest last; empty once it has been seen to answer under the node's own."""
+    earlier: tuple[str, ...] = ()
+    """Names that it had before, newest last: taken back in Git, each is a rename again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

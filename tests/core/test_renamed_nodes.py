@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from llmgw.core.record import recording
 from llmgw.core.record.leaving import with_leaving
-from llmgw.core.record.naming import node_renames, nodes_as_recorded, nodes_renamed
+from llmgw.core.record.naming import node_renames, nodes_as_recorded, nodes_renamed, renames
 from llmgw.core.record.rebuilding import rebuilt
 from llmgw.model.desired import Desired
 from llmgw.model.ids import Commit, ReplicaId
@@ -236,3 +237,63 @@ def test_a_model_that_a_commit_places_on_a_node_by_its_old_name_stays_there() ->
     pinned = desired([node("gpu01")], [model("chat", placement=PlacementRules(nodes=("gpu01",)))])
     known = nodes_as_recorded(pinned, world.desired, nodes_renamed(world.record, world.desired))
     assert known.models["chat"].spec.placement.nodes == ("gpu09",)
+
+
+# ---- taken back ----------------------------------------------------------------------------------------
+
+
+def test_a_rename_that_is_taken_back_in_git_is_a_rename_without_the_annotation() -> None:
+    """After `git revert` the node was to be emptied, and its machine to be set up as another one."""
+    world = renamed()
+    world.settle()
+    running = dict(world.nodes["gpu09"].shards)
+    world.nodes = {"gpu01": replace(world.nodes["gpu09"], name="gpu01", says="gpu09")}
+    world.desired = called("gpu01")
+    made = world.one_pass()
+    assert [it.reason for it in made.changes] == ["renamed from gpu09: nothing restarts"]
+    world.settle()
+    assert world.nodes["gpu01"].shards == running
+    assert set(world.record.nodes) == {"gpu01"}
+    assert not world.plan().changes
+    world.nodes = {"gpu09": replace(world.nodes["gpu01"], name="gpu09", says="gpu01")}
+    world.desired = called("gpu09")
+    assert [it.keyword for it in world.one_pass().changes] == ["renamed"], "and so is that taken back"
+
+
+@pytest.mark.parametrize("other", [{"address": "10.0.0.99"}, {"dirs": Dirs(work="/srv/agent")}])
+def test_another_machine_that_is_given_a_name_that_was_left_is_another_machine(other: dict[str, Any]) -> None:
+    world = renamed()
+    world.settle()
+    machine = called("gpu01", **{name: it for name, it in other.items() if name != "address"})
+    if "address" in other:
+        nodes = {name: replace(it, address=other["address"]) for name, it in machine.nodes.items()}
+        machine = replace(machine, nodes=nodes)
+    assert node_renames(world.record, machine) == {}
+
+
+def test_a_model_takes_its_name_back_and_keeps_what_runs() -> None:
+    first = desired([node("gpu01")], [model("chat", served_name="chat")])
+    world = fleet(first, [NodeState("gpu01", facts("gpu01"))])
+    world.settle()
+    running = dict(world.nodes["gpu01"].shards)
+    for name, old in (("talk", "chat"), ("chat", None), ("talk", None)):
+        named = replace(first.models["chat"], name=name, renamed_from=old)
+        world.desired = replace(first, models={name: named})
+        made = world.one_pass()
+        before = {"talk": "chat", "chat": "talk"}[name]
+        assert [(it.keyword, it.reason) for it in made.changes] == [
+            ("renamed", f"renamed from {before}: nothing restarts")
+        ]
+        assert world.nodes["gpu01"].shards == running
+        assert set(world.record.models) == {name}
+
+
+def test_a_name_that_two_had_before_is_nobodys() -> None:
+    first = desired([node("gpu01")], [model("chat", served_name="chat")])
+    world = fleet(first, [NodeState("gpu01", facts("gpu01"))])
+    world.settle()
+    one = replace(world.record.models["chat"], name="one", earlier=("chat",))
+    two = replace(one, name="two")
+    record = replace(world.record, models={"one": one, "two": two})
+    assert renames(record, first) == {}
+    assert renames(replace(record, models={"one": one}), first) == {"one": "chat"}

@@ -20,7 +20,7 @@ from llmgw.controller.passes.weigh import weigh
 from llmgw.controller.repo.records import Stored
 from llmgw.core.planner import PlanOptions, plan
 from llmgw.core.record.leaving import with_leaving
-from llmgw.core.record.naming import nodes_as_recorded, nodes_renamed
+from llmgw.core.record.naming import node_renames, nodes_as_recorded, nodes_renamed
 from llmgw.core.record.rebuilding import serials
 from llmgw.core.windows import gate as gate_of
 from llmgw.model.desired import Desired, DesiredNode
@@ -295,7 +295,9 @@ async def applied(fleet: Fleet, *, remembered: bool = False) -> Applied:
     desired = await fleet.source.desired(record.commit, key_id=record.key_id)
     desired = nodes_as_recorded(desired, now, record)
     if now is not None:
-        desired = replace(desired, nodes={name: _reached(it, now) for name, it in desired.nodes.items()})
+        desired = replace(
+            desired, nodes={name: _reached(it, now, record) for name, it in desired.nodes.items()}
+        )
     gate = await _gate(fleet, now or desired)
     return Applied(
         stored=stored, record=record, desired=with_leaving(desired, record), gate=gate, doubt=doubt
@@ -316,10 +318,10 @@ async def _gate(fleet: Fleet, desired: Desired) -> Gate | None:
     return gate_of(desired.fleet, fleet.clock.now(), suspended=await _suspended_by(fleet, desired))
 
 
-def _reached(node: DesiredNode, now: Desired) -> DesiredNode:
+def _reached(node: DesiredNode, now: Desired, record: Record) -> DesiredNode:
     """As it was applied, by the way that is written now; leaving, where it is written no more."""
     newer = now.nodes.get(node.name)
-    if newer is None and all(it.renamed_from != node.name for it in now.nodes.values()):
+    if newer is None and node.name not in node_renames(record, now):
         return replace(node, leaving=True)
     if newer is None or newer.spec.transport != node.spec.transport or newer.spec.ssh == node.spec.ssh:
         return node

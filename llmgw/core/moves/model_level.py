@@ -30,7 +30,7 @@ def tell_in_place(round_: Round, stand: Standing) -> None:
     renamed = next((each for each in fields if each.path == "metadata.name"), None)
     scaled = model.spec.replicas - known.replicas
     if renamed is not None:
-        keyword, reason = "renamed", f"renamed from {model.renamed_from}: nothing restarts"
+        keyword, reason = "renamed", f"renamed from {round_.renamed[model.name]}: nothing restarts"
     elif known.removed:
         keyword, reason = "returned", "in Git again before its last replica had stopped"
     elif scaled:
@@ -46,7 +46,7 @@ def _model_fields(round_: Round, stand: Standing) -> tuple[FieldChange, ...]:
     if known is None:
         return ()
     pairs = (
-        ("metadata.name", model.renamed_from if _is_renamed(round_, stand) else known.name, model.name),
+        ("metadata.name", round_.renamed.get(model.name, known.name), model.name),
         ("metadata.labels", dict(known.labels), dict(model.labels)),
         ("spec.aliases", known.aliases, model.spec.aliases),
         ("spec.priority", known.priority, model.spec.priority),
@@ -68,10 +68,6 @@ def _model_fields(round_: Round, stand: Standing) -> tuple[FieldChange, ...]:
 
 def _covers(path: str, other: str) -> bool:
     return other == path or other.startswith(f"{path}.")
-
-
-def _is_renamed(round_: Round, stand: Standing) -> bool:
-    return stand.model.name in round_.renamed
 
 
 def _publish_change(

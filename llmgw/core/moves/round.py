@@ -62,7 +62,8 @@ class Round:
     adapters: Mapping[str, EngineAdapter]
     key_id: str
     now: datetime
-    renamed: frozenset[str] = frozenset()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Old names of models by new ones, where the new one comes with this plan."""
     renamed_nodes: frozenset[str] = frozenset()
     weights: Mapping[str, Weights] = field(default_factory=dict)
     kinds: tuple[GpuKind, ...] = ()

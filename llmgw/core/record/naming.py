@@ -4,19 +4,52 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from llmgw.model.desired import Desired, DesiredModel, DesiredNode
-from llmgw.model.record import Record, ReplicaRecord
+from llmgw.model.record import NodeRecord, Record, ReplicaRecord
+
+EARLIER_KEPT = 8
+"""Names that a model or node had before, of which the newest are kept."""
 
 
 def renames(record: Record, desired: Desired) -> dict[str, str]:
-    """Old name to new, for models whose old name is recorded and whose new one is not."""
-    return {
-        model.renamed_from: name
-        for name, model in desired.models.items()
-        if model.renamed_from is not None
-        and model.renamed_from in record.models
-        and model.renamed_from not in desired.models
-        and name not in record.models
+    """Old name to new, for models whose old name is recorded and whose new one is not: as their manifests say, or as they were
+    called before, so that a rename that is taken back in Git is a rename as well."""
+    said = {name: it.renamed_from for name, it in desired.models.items() if name not in record.models}
+    known = {name: it.earlier for name, it in record.models.items() if name not in desired.models}
+    return _renames(said, known)
+
+
+def node_renames(record: Record, desired: Desired) -> dict[str, str]:
+    """The same for nodes. Without a word in its manifest only the very machine takes its name back: another one may have been given
+    the name that it left."""
+    said = {name: it.renamed_from for name, it in desired.nodes.items() if name not in record.nodes}
+    known = {
+        name: tuple(it for it in node.earlier if it in said and _same_machine(node, desired.nodes[it]))
+        for name, node in record.nodes.items()
+        if name not in desired.nodes
     }
+    return _renames(said, known)
+
+
+def _renames(said: Mapping[str, str | None], known: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """``said``: what new names are given as their old ones; ``known``: the earlier names of what Git does not name any more."""
+    found = {old: name for name, old in said.items() if old is not None and old in known}
+    for name in sorted(said.keys() - found.values()):
+        before = [old for old, earlier in known.items() if name in earlier and old not in found]
+        if len(before) == 1:
+            found[before[0]] = name
+    return found
+
+
+def _same_machine(known: NodeRecord, node: DesiredNode) -> bool:
+    if known.spec is None or known.address != node.address:
+        return False
+    old, new = known.spec, node.spec
+    return (old.transport, old.local, old.dirs.work) == (new.transport, new.local, new.dirs.work)
+
+
+def _with(earlier: tuple[str, ...], old: str, new: str) -> tuple[str, ...]:
+    names = [name for name in earlier if name not in (old, new)]
+    return (*names, old)[-EARLIER_KEPT:]
 
 
 def renamed(record: Record, desired: Desired) -> Record:
@@ -25,7 +58,11 @@ def renamed(record: Record, desired: Desired) -> Record:
     if not names:
         return record
     models = {
-        names.get(name, name): replace(model, name=names[name]) if name in names else model
+        names.get(name, name): replace(
+            model, name=names[name], earlier=_with(model.earlier, name, names[name])
+        )
+        if name in names
+        else model
         for name, model in record.models.items()
     }
     replicas = {
@@ -42,25 +79,18 @@ def renamed(record: Record, desired: Desired) -> Record:
     return replace(record, models=models, replicas=replicas, forgotten=forgotten)
 
 
-def node_renames(record: Record, desired: Desired) -> dict[str, str]:
-    """Old name to new, for nodes whose old name is recorded and whose new one is not."""
-    return {
-        node.renamed_from: name
-        for name, node in desired.nodes.items()
-        if node.renamed_from is not None
-        and node.renamed_from in record.nodes
-        and node.renamed_from not in desired.nodes
-        and name not in record.nodes
-    }
-
-
 def nodes_renamed(record: Record, desired: Desired) -> Record:
     """The record as if the nodes had always been called what Git calls them now. Their agents may have the old names still."""
     names = node_renames(record, desired)
     if not names:
         return record
     nodes = {
-        names.get(name, name): replace(node, name=names[name], formerly=(*node.formerly, name))
+        names.get(name, name): replace(
+            node,
+            name=names[name],
+            formerly=(*node.formerly, name),
+            earlier=_with(node.earlier, name, names[name]),
+        )
         if name in names
         else node
         for name, node in record.nodes.items()
@@ -81,13 +111,12 @@ def nodes_renamed(record: Record, desired: Desired) -> Record:
 
 def nodes_as_recorded(older: Desired, newest: Desired | None, record: Record) -> Desired:
     """``older``, the commit applied last or another, in the names that the record has by now: a pass about something else renames
-    nodes that the ``newest`` commit has renamed, too. None: nobody knows what that says, and the record only knows of renames
-    that the nodes' agents have not heard of."""
+    nodes that the ``newest`` commit has renamed, too. None: nobody knows what that says, and the record alone knows."""
     written = newest.nodes if newest is not None else {}
     names = {
         old: name
         for name, node in record.nodes.items()
-        for old in (*node.formerly, *_renamed_from(written.get(name)))
+        for old in dict.fromkeys((*node.earlier, *node.formerly, *_renamed_from(written.get(name))))
         if old in older.nodes and old not in record.nodes and name not in older.nodes
     }
     nodes = [replace(node, name=names.get(name, name)) for name, node in older.nodes.items()]
