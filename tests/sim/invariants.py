@@ -408,7 +408,8 @@ class Invariants:
         self._endpoints_are_real(record)
         self._keys_fit(record)
         self._message_tells(before, record, written.message)
-        if codec.loads(Record, codec.dumps(record), strict=True) != record:
+        changed = _changed(before, record)
+        if codec.loads(Record, codec.dumps(changed), strict=True) != changed:
             self.violate(f"the record of serial {record.serial} does not survive being written and read")
         if written.plan is not None and record.serial not in self.passes:
             self._remember_serving()
@@ -640,6 +641,18 @@ def _placed(replica: ReplicaRecord) -> tuple[object, ...]:
     """What a replica is, whatever its node and its model are called by now."""
     ranks = tuple(replace(rank, node=first_name(rank.node)) for rank in replica.ranks)
     return first_name(replica.model), replica.ordinal, ranks, replica.spec_digest
+
+
+def _changed(before: Record | None, record: Record) -> Record:
+    """The record without most of what the one before says as well, which was looked at then: records are large."""
+    if before is None:
+        return record
+    return replace(
+        record,
+        replicas={name: it for name, it in record.replicas.items() if before.replicas.get(name) != it},
+        models={name: it for name, it in record.models.items() if before.models.get(name) != it},
+        nodes={name: it for name, it in record.nodes.items() if before.nodes.get(name) != it},
+    )
 
 
 def _replica_of(shard: str) -> str:

@@ -418,6 +418,11 @@ def _another_digest(world: World, record: Record) -> Record:
     return changed(record, replace(replica_of(world, "bee"), spec_digest="f" * 64))
 
 
+def _not_as_it_is_read(world: World, record: Record) -> Record:
+    reasons: Any = ["a list, and a tuple once it has been read"]
+    return changed(record, replace(replica_of(world, "bee"), reasons=reasons))
+
+
 def _placements_fall(_: World, record: Record) -> Record:
     model: ModelRecord = replace(record.models["ant"], placements={})
     return replace(record, models={**record.models, "ant": model})
@@ -464,6 +469,7 @@ def _published_without_a_secret(_: World, record: Record) -> Record:
         (_too_much_memory, "bytes of memory on node1"),
         (_another_under_the_same_name, "became another replica under the same name"),
         (_another_digest, "runs ffffffff"),
+        (_not_as_it_is_read, "does not survive being written and read"),
         (_placements_fall, "placements of ant/0 fell"),
         (_serial_jumps, "follows"),
         (_outcome_changes, "the outcome of serial"),
