@@ -7,10 +7,11 @@ or on another node: a replica may come here. Whether something on the node itsel
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from llmgw.controller.passes.onenode import MakePlan, forget, forgettable, instead
+from llmgw.controller.passes.onenode import MakePlan, forgettable, instead
 from llmgw.controller.passes.prepare import Prepared
 from llmgw.core.adapter import EngineAdapter, NodeContext
 from llmgw.core.amounts import plural, size
+from llmgw.core.moves import commands
 from llmgw.core.moves.jobs import recorded_model
 from llmgw.engines import weights
 from llmgw.model.desired import Desired, DesiredModel, DesiredNode
@@ -83,7 +84,7 @@ def collecting(node: str, stored: tuple[Stored, ...], *, adapters: Mapping[str, 
         total = size(sum(one.size for one in found.unused))
         reason = f"nothing refers to {plural(len(found.unused), 'thing')} of {total} on {node}"
         orders = {shard for one in found.unused for shard in one.shards}
-        forgets = tuple(forget(shard, node, reason) for shard in sorted(orders))
+        forgets = tuple(commands.forget(shard, node, reason) for shard in sorted(orders))
         return instead(
             prepared,
             changes=(

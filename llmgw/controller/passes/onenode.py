@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from llmgw.controller.passes.prepare import Prepared
 from llmgw.core.amounts import names, plural
-from llmgw.core.moves.steps import BOOTSTRAP_WITHIN, COMMAND_WITHIN
+from llmgw.core.moves import commands
 from llmgw.core.seen.condition import ENDED, Health, condition
 from llmgw.core.seen.survey import survey
 from llmgw.model.desired import Desired, DesiredModel, DesiredNode
 from llmgw.model.ids import ShardId, shard_id
-from llmgw.model.plan import Action, Change, Plan, Step, StepKind
+from llmgw.model.plan import Action, Change, Plan, Step
 from llmgw.model.problems import StalledError
 from llmgw.model.record import Record, ReplicaPhase, ReplicaRecord
 from llmgw.model.report import NodeObservation, Observed, Report, ShardReport
@@ -30,13 +30,7 @@ def bootstrapping(node: str, *, reason: str) -> MakePlan:
     def make(prepared: Prepared) -> Plan:
         if node not in prepared.desired.nodes:
             raise StalledError(f"node {node} is not in the manifests any more: put it back to set it up")
-        step = Step(
-            id=f"bootstrap {node}",
-            kind=StepKind.BOOTSTRAP,
-            node=node,
-            reason=reason,
-            timeout=BOOTSTRAP_WITHIN,
-        )
+        step = commands.bootstrap(node, reason)
         change = Change(
             address=f"node/{node}",
             action=Action.UPDATE,
@@ -67,7 +61,7 @@ def evicting(node: str) -> MakePlan:
             ),
             steps=(
                 *(step for replica in going for step in _stops(replica, why)),
-                *(_stop(shard.shard, node, shard.model, None, why) for shard in alone),
+                *(commands.stop(shard.shard, node, why, model=shard.model) for shard in alone),
             ),
         )
 
@@ -80,7 +74,9 @@ def forgetting(node: str) -> MakePlan:
     def make(prepared: Prepared) -> Plan:
         ended = forgettable(prepared.observed.nodes[node].report, prepared.record)
         reason = f"{node} is being removed"
-        return instead(prepared, changes=(), steps=tuple(forget(shard, node, reason) for shard in ended))
+        return instead(
+            prepared, changes=(), steps=tuple(commands.forget(shard, node, reason) for shard in ended)
+        )
 
     return make
 
@@ -89,17 +85,6 @@ def forgettable(report: Report | None, record: Record) -> tuple[ShardId, ...]:
     """Shards that have ended and that nobody records."""
     shards = report.shards if report is not None else ()
     return tuple(it.shard for it in shards if it.state in ENDED and it.replica not in record.replicas)
-
-
-def forget(shard: ShardId, node: str, reason: str) -> Step:
-    return Step(
-        id=f"forget {shard}",
-        kind=StepKind.FORGET,
-        node=node,
-        shard=shard,
-        reason=reason,
-        timeout=COMMAND_WITHIN,
-    )
 
 
 def _stopped(replica: ReplicaRecord, desired: Desired, why: str) -> Change:
@@ -130,20 +115,8 @@ def _stray_stopped(shard: ShardReport, why: str) -> Change:
 
 def _stops(replica: ReplicaRecord, why: str) -> Iterator[Step]:
     for rank in replica.ranks:
-        yield _stop(shard_id(replica.id, rank.rank), rank.node, replica.model, replica.id, why)
-
-
-def _stop(shard: ShardId, node: str, model: str, replica: str | None, why: str) -> Step:
-    return Step(
-        id=f"stop {shard}",
-        kind=StepKind.STOP,
-        node=node,
-        model=model,
-        replica=replica,
-        shard=shard,
-        reason=why,
-        timeout=COMMAND_WITHIN,
-    )
+        shard = shard_id(replica.id, rank.rank)
+        yield commands.stop(shard, rank.node, why, model=replica.model, replica=replica.id)
 
 
 def instead(prepared: Prepared, *, changes: tuple[Change, ...], steps: tuple[Step, ...]) -> Plan:

@@ -4,8 +4,8 @@ in core/moves/steps."""
 from collections.abc import Iterator
 
 from llmgw.core.adapter import NodeContext
+from llmgw.core.moves.commands import COMMAND_WITHIN
 from llmgw.core.moves.round import Round
-from llmgw.core.moves.steps import COMMAND_WITHIN
 from llmgw.core.seen.survey import NodeView
 from llmgw.model.desired import DesiredModel
 from llmgw.model.ids import Digest, JobId

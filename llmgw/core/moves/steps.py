@@ -13,10 +13,12 @@ from llmgw.core.amounts import names
 from llmgw.core.enginecheck.verdict import expecting
 from llmgw.core.fabric.labels import Labels, labels
 from llmgw.core.fabric.network import Network, network
+from llmgw.core.moves import commands
+from llmgw.core.moves.commands import COMMAND_WITHIN
 from llmgw.core.moves.origins import origins
 from llmgw.core.seen.survey import NodeView, Survey
 from llmgw.model.desired import DesiredModel
-from llmgw.model.ids import ReplicaId, shard_id
+from llmgw.model.ids import ReplicaId, ShardId, shard_id
 from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec, LoraAdapter
 from llmgw.model.manifest import Pip
 from llmgw.model.plan import Origin, Step, StepKind, sendable
@@ -24,10 +26,6 @@ from llmgw.model.record import RankPlacement, ReplicaRecord
 from llmgw.model.report import JobReport, JobState
 from llmgw.model.weights import Weights
 
-BOOTSTRAP_WITHIN = 600.0
-"""Seconds to install and start an agent: uploading some 30 MB over a slow line."""
-COMMAND_WITHIN = 30.0
-"""Seconds for an agent to answer a command; what the command sets going takes its own time."""
 JOB_RETRY = timedelta(minutes=1)
 """A failed job is tried again after this: a mirror that was down may be back."""
 
@@ -96,15 +94,7 @@ class StepBook:
         return step.id
 
     def bootstrap(self, node: str, reason: str) -> str:
-        return self.add(
-            Step(
-                id=f"bootstrap {node}",
-                kind=StepKind.BOOTSTRAP,
-                node=node,
-                reason=reason,
-                timeout=BOOTSTRAP_WITHIN,
-            )
-        )
+        return self.add(commands.bootstrap(node, reason))
 
     def jobs(self, model: DesiredModel, nodes: Iterable[str]) -> tuple[Job, ...]:
         """What must be on the nodes before the model can start there, and how far it is. A start asks again for what was
@@ -286,22 +276,19 @@ class StepBook:
         only: frozenset[int] | None = None,
     ) -> tuple[str, ...]:
         """Stops every rank, or ``only`` some."""
+        going = (rank for rank in replica.ranks if only is None or rank.rank in only)
         return tuple(
             self.add(
-                Step(
-                    id=f"stop {shard_id(replica.id, rank.rank)}",
-                    kind=StepKind.STOP,
-                    node=rank.node,
+                commands.stop(
+                    shard_id(replica.id, rank.rank),
+                    rank.node,
+                    reason,
                     model=replica.model,
                     replica=replica.id,
-                    shard=shard_id(replica.id, rank.rank),
-                    reason=reason,
-                    after=tuple(after),
-                    timeout=COMMAND_WITHIN,
+                    after=after,
                 )
             )
-            for rank in replica.ranks
-            if only is None or rank.rank in only
+            for rank in going
         )
 
     def wait(
@@ -319,17 +306,8 @@ class StepBook:
             )
         )
 
-    def forget(self, node: str, shard: str, reason: str) -> str:
-        return self.add(
-            Step(
-                id=f"forget {shard}",
-                kind=StepKind.FORGET,
-                node=node,
-                shard=shard,
-                reason=reason,
-                timeout=COMMAND_WITHIN,
-            )
-        )
+    def forget(self, node: str, shard: ShardId, reason: str) -> str:
+        return self.add(commands.forget(shard, node, reason))
 
     def started(self) -> frozenset[str]:
         """The replicas that the plan starts."""

@@ -2,11 +2,11 @@
 has asked for just that."""
 
 from llmgw.core.amounts import at, names
+from llmgw.core.moves import commands
 from llmgw.core.moves.round import Round
-from llmgw.core.moves.steps import COMMAND_WITHIN
 from llmgw.core.seen.strays import holds, strays
 from llmgw.core.seen.survey import SeenShard
-from llmgw.model.plan import Action, Change, Notice, Step, StepKind
+from llmgw.model.plan import Action, Change, Notice, Step
 from llmgw.model.report import ShardState
 
 
@@ -54,16 +54,7 @@ def prune_strays(round_: Round, *, adopted: frozenset[str]) -> None:
 
 def stop_step(seen: SeenShard, reason: str) -> Step:
     """At once: what nobody published gets no requests from us that could be waited for."""
-    shard = seen.report
-    return Step(
-        id=f"stop {shard.shard}",
-        kind=StepKind.STOP,
-        node=seen.node,
-        model=shard.model,
-        shard=shard.shard,
-        reason=reason,
-        timeout=COMMAND_WITHIN,
-    )
+    return commands.stop(seen.report.shard, seen.node, reason, model=seen.report.model)
 
 
 def _where(shards: tuple[SeenShard, ...]) -> str:
