@@ -130,6 +130,7 @@ class Attempts:
     error: str
     replica: ReplicaId  # that failed last
     refused: int = 0
+    nodes: tuple[str, ...] = ()  # where it failed in a row, newest last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -441,6 +441,20 @@ def test_one_that_served_and_gave_up_is_started_on_another_node_first() -> None:
     assert world.record.models["chat"].held is None
 
 
+def test_every_node_is_tried_before_one_where_it_failed_comes_again() -> None:
+    """It went to and fro between the two that came first, and never to the third."""
+    names = ("gpu01", "gpu02", "gpu03")
+    world = settled(lab(model("chat"), nodes=names), *(box(name, gpus=1) for name in names))
+    placed: list[str] = []
+    while len(placed) < 6:
+        (replica,) = world.record.replicas.values()
+        placed.append(replica.ranks[0].node)
+        give_up(world)
+        while not world.ready("chat"):
+            world.now = max(world.settle().due or world.now, world.now)
+    assert placed == [*names, *names]
+
+
 def test_one_that_served_and_gave_up_is_tried_in_its_own_place_where_there_is_no_other() -> None:
     world = settled(lab(model("chat")), box(gpus=1))
     give_up(world)

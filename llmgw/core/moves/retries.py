@@ -32,7 +32,7 @@ def try_again(round_: Round, stand: Standing, copy: Copy) -> Want | None:
         reason=f"{copy.replica.id} failed on {node}: {_error(copy)}",
         action=Action.MOVE,
         lost=copy.replica.id,
-        shunned=frozenset(copy.nodes),
+        shunned=failed.nodes if failed is not None else copy.nodes,
     )
 
 

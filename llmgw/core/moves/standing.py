@@ -102,7 +102,7 @@ class Standing:
         failed = self.known.attempts.get(str(ordinal)) if self.known is not None else None
         return failed if failed is not None and failed.spec_digest == goal.spec_digest else None
 
-    def request(self, goal: DesiredModel, *, shunned: frozenset[str] = frozenset()) -> Request:
+    def request(self, goal: DesiredModel, *, shunned: tuple[str, ...] = ()) -> Request:
         return Request(
             model=self.model.name,
             gpus=goal.profile.gpus,
@@ -134,7 +134,7 @@ class Want:
     action: Action = Action.CREATE
     fields: tuple[FieldChange, ...] = ()
     lost: str | None = None  # the copy that was given up
-    shunned: frozenset[str] = frozenset()  # nodes where it failed
+    shunned: tuple[str, ...] = ()  # nodes where it failed, newest last
 
     @property
     def order(self) -> tuple[int, bool, str, int]:

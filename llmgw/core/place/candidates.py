@@ -40,7 +40,9 @@ class Request:
     programs: tuple[str, ...] = ()  # that are not the engine's own
     weights_path: str | None = None
     adapter_paths: tuple[str, ...] = ()
-    shunned: frozenset[str] = frozenset()  # nodes that come after all others, as it has failed there
+    shunned: tuple[
+        str, ...
+    ] = ()  # nodes that come after all others, as it has failed there; the newest last of all
 
     @property
     def spread(self) -> bool:

@@ -218,9 +218,11 @@ class Placer:
         """Candidates from the most to the least preferred."""
         later: list[NodeLedger] = []
 
-        def rank(ledger: NodeLedger) -> tuple[bool, int]:
+        shunned = {name: number for number, name in enumerate(request.shunned, start=1)}
+
+        def rank(ledger: NodeLedger) -> tuple[int, int]:
             name = ledger.view.name
-            return (name in request.shunned, copies[name] if request.spread else 0)
+            return (shunned.get(name, 0), copies[name] if request.spread else 0)
 
         for order in self._packed(request, among):
             ledger = self._order[order]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from llmgw.model.desired import Desired, DesiredModel, DesiredNode
-from llmgw.model.record import NodeRecord, Record, ReplicaRecord
+from llmgw.model.record import ModelRecord, NodeRecord, Record, ReplicaRecord
 
 EARLIER_KEPT = 8
 """Names that a model or node had before, of which the newest are kept."""
@@ -99,9 +99,11 @@ def nodes_renamed(record: Record, desired: Desired) -> Record:
         key: replace(each, replica=_placed(each.replica, names)) for key, each in record.forgotten.items()
     }
     setbacks = {names.get(name, name): setback for name, setback in record.setbacks.items()}
+    models = {name: _failed_on(model, names) for name, model in record.models.items()}
     return replace(
         record,
         nodes=dict(sorted(nodes.items())),
+        models=models,
         replicas={key: _placed(replica, names) for key, replica in record.replicas.items()},
         forgotten=forgotten,
         given_up=tuple(replace(each, node=names.get(each.node, each.node)) for each in record.given_up),
@@ -134,6 +136,14 @@ def _on(model: DesiredModel, names: Mapping[str, str]) -> DesiredModel:
     rules = model.spec.placement
     there = tuple(names.get(name, name) for name in rules.nodes)
     return replace(model, spec=replace(model.spec, placement=replace(rules, nodes=there)))
+
+
+def _failed_on(model: ModelRecord, names: Mapping[str, str]) -> ModelRecord:
+    attempts = {
+        ordinal: replace(failed, nodes=tuple(names.get(node, node) for node in failed.nodes))
+        for ordinal, failed in model.attempts.items()
+    }
+    return replace(model, attempts=attempts) if attempts != model.attempts else model
 
 
 def _placed(replica: ReplicaRecord, names: Mapping[str, str]) -> ReplicaRecord:

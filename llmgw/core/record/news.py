@@ -22,6 +22,8 @@ from llmgw.model.weights import Measured
 NO_WISHES = Desired(commit=None, fleet_name="", fleet=FleetSpec())
 LINES_KEPT = 20
 """Lines of a failed replica's output that the record keeps: a traceback's end and what led to it."""
+NODES_KEPT = 16
+"""Nodes on which a replica failed in a row: more than anybody has machines for one model that does not run."""
 MEASURED_KEPT = 256
 """Ways of running that measurements are kept of."""
 GONE = frozenset({Health.MISSING, Health.STOPPED})
@@ -197,9 +199,16 @@ def _failed(model: ModelRecord, replica: ReplicaRecord, state: Condition, now: d
         error=_told(replica, state, failure),
         replica=replica.id,
         refused=(before.refused if before is not None else 0) + 1 if refused else 0,
+        nodes=_where(replica, before if earlier or refused else None),
     )
     told = {**model.attempts, ordinal: attempts}
     return replace(model, attempts=dict(sorted(told.items(), key=lambda item: int(item[0]))))
+
+
+def _where(replica: ReplicaRecord, before: Attempts | None) -> tuple[str, ...]:
+    here = tuple(dict.fromkeys(rank.node for rank in replica.ranks))
+    earlier = before.nodes if before is not None else ()
+    return (*(node for node in earlier if node not in here), *here)[-NODES_KEPT:]
 
 
 def _told(replica: ReplicaRecord, state: Condition, failure: ShardReport | None) -> str:
