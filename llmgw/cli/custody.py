@@ -9,8 +9,9 @@ import click
 from llmgw.cli import output
 from llmgw.cli.asking import agree
 from llmgw.cli.main import Asked, fleet_options
+from llmgw.cli.output import FORMAT_VERSION
+from llmgw.cli.planned import plan_key, plan_text
 from llmgw.cli.session import fleet_of, run
-from llmgw.cli.told import FORMAT_VERSION, plan_key, plan_text
 from llmgw.controller.passes.custody import Custody, adopting, forgetting, touched
 from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.prepare import prepare

@@ -12,10 +12,10 @@ import click
 
 from llmgw.cli import output
 from llmgw.cli.environment import environment
-from llmgw.cli.fleet import show_plan
 from llmgw.cli.main import Asked, fleet_options
+from llmgw.cli.output import FORMAT_VERSION
+from llmgw.cli.plan import show_plan
 from llmgw.cli.session import fleet_of, run
-from llmgw.cli.told import FORMAT_VERSION
 from llmgw.cli.written import Written, written
 from llmgw.controller.opening import Opened
 from llmgw.controller.weights.revisions import pinned

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from llmgw.cli import output
+from llmgw.cli.looked import history_rows, status_json, status_text
 from llmgw.cli.main import Asked, fleet_options
 from llmgw.cli.session import fleet_of, run
-from llmgw.cli.told import history_rows, status_json, status_text
 from llmgw.controller.opening import Opened
 from llmgw.controller.passes import endpoints as places
 from llmgw.controller.passes.find import Found, find

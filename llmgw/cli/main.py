@@ -52,8 +52,8 @@ COMMANDS: dict[str, dict[str, Entry]] = {
         "uncordon": Entry("edits:uncordon", "Use a node again that was drained or cordoned, by a commit."),
     },
     "Fleet": {
-        "plan": Entry("fleet:plan", "Show what applying the newest commit would change."),
-        "apply": Entry("fleet:apply", "Make the fleet what a commit asks for."),
+        "plan": Entry("plan:plan", "Show what applying the newest commit would change."),
+        "apply": Entry("apply:apply", "Make the fleet what a commit asks for."),
         "forget": Entry("custody:forget", "Stop managing a replica or a model; what runs runs on."),
         "adopt": Entry("custody:adopt", "Manage a replica that runs and is forgotten or unrecorded."),
         "sync": Entry("unattended:sync", "Make the fleet what the newest commit asks for, from cron."),

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 DONE, ERROR, CHANGES, STALE = exitcode.DONE, exitcode.ERROR, exitcode.CHANGES, exitcode.STALE
 HELD, PART, BLOCKED, USAGE = exitcode.HELD, exitcode.PART, exitcode.BLOCKED, exitcode.USAGE
 
+FORMAT_VERSION = 1
+"""Of what commands print as JSON where no schema of its own says otherwise."""
+
 _COLOURS = {"+": "green", "-": "red", "~": "yellow", "!": "magenta", ">": "cyan"}
 
 

@@ -6,11 +6,11 @@ from typing import Any, Final
 import click
 
 from llmgw.cli import output
-from llmgw.cli.fleet import show_plan
 from llmgw.cli.look import of_serial
 from llmgw.cli.main import Asked, fleet_options
+from llmgw.cli.output import FORMAT_VERSION
+from llmgw.cli.plan import show_plan
 from llmgw.cli.session import fleet_of, run
-from llmgw.cli.told import FORMAT_VERSION
 from llmgw.cli.written import written
 from llmgw.controller.opening import Opened
 from llmgw.model.ids import Commit

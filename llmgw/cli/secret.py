@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from llmgw.cli import output
+from llmgw.cli.apply import carry_out, seconds, tell_end
 from llmgw.cli.asking import agree, can_answer
-from llmgw.cli.fleet import carry_out, seconds, tell_end
 from llmgw.cli.main import Asked, fleet_options
 from llmgw.cli.session import fleet_of, interruptible, run
 from llmgw.cli.show import showing

@@ -6,8 +6,8 @@ import click
 
 from llmgw.cli import output
 from llmgw.cli.main import Asked, fleet_options
+from llmgw.cli.output import FORMAT_VERSION
 from llmgw.cli.session import fleet_of, run
-from llmgw.cli.told import FORMAT_VERSION
 from llmgw.controller.passes.explain import Explainer
 from llmgw.core.show.why import why_text
 from llmgw.wire.codec import to_json

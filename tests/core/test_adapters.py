@@ -7,7 +7,7 @@ import pytest
 from llmgw.core.moves.diff import spec_changes
 from llmgw.core.record.recording import desired_spec
 from llmgw.core.resolving.resolve import spec_digests
-from llmgw.core.show import render
+from llmgw.core.show import render_status
 from llmgw.core.show.status import status
 from llmgw.engines.lora import RANKS
 from llmgw.engines.registry import ADAPTERS
@@ -75,7 +75,9 @@ def test_within_the_rank_that_it_was_started_for_adapters_come_and_go_in_place()
 def test_only_the_first_are_loaded_and_status_lists_the_others() -> None:
     world = settled(chat(SQL, LEGAL, MORE))
     assert list(held(world).values()) == [("sql", "team/legal")]
-    text = render.status_text(status(world.record, world.observe(), now=world.now, desired=world.desired))
+    text = render_status.status_text(
+        status(world.record, world.observe(), now=world.now, desired=world.desired)
+    )
     assert "adapter sql: routable" in text
     assert "adapter more: not loaded, maxLoadedAdapters is 2" in text
 

@@ -9,7 +9,7 @@ import jsonschema_rs
 import pytest
 
 from llmgw.core.seen.alerts import alerts
-from llmgw.core.show import render
+from llmgw.core.show import render_status
 from llmgw.core.show.status import status
 from llmgw.manifests import schema
 from llmgw.model.alerts import Alert, AlertKind, Severity
@@ -255,7 +255,7 @@ def test_status_shows_them_with_what_helps_and_passes_its_schema() -> None:
     lose(world)
     seen = status(world.record, world.observe(), now=world.now, desired=world.desired)
     assert seen.alerts == told(world)
-    text = render.status_text(seen)
+    text = render_status.status_text(seen)
     assert "ALERT       SEVERITY  OF          SINCE" in text
     assert "    can't be reached: timed out\n    what runs there keeps what it holds" in text
     document = {"formatVersion": 1, **codec.to_json(seen)}

@@ -7,7 +7,7 @@ import pytest
 from llmgw.core.moves.custody import adopt_change, forget_change, to_adopt, to_forget
 from llmgw.core.record import custody
 from llmgw.core.seen.survey import survey
-from llmgw.core.show import render
+from llmgw.core.show import render_status
 from llmgw.core.show.status import status
 from llmgw.model.desired import Desired
 from llmgw.model.ids import Digest
@@ -201,7 +201,7 @@ def test_status_says_who_forgot_it_and_counts_it_as_no_replica() -> None:
     assert (row.replica, row.recorded) == (going, False)
     assert "forgotten by ann at" in row.forgotten
     assert [(each.placed, each.wanted) for each in shown.models] == [(0, 1)]
-    text = render.status_text(shown)
+    text = render_status.status_text(shown)
     assert "ready (forgotten)" in text
     assert "for a demonstration" in text
 

@@ -15,7 +15,7 @@ from llmgw.core.place.placement import Placer
 from llmgw.core.record import recording
 from llmgw.core.seen.condition import Condition, Health
 from llmgw.core.seen.survey import SeenShard, survey
-from llmgw.core.show import render
+from llmgw.core.show import render_status
 from llmgw.core.show.status import status
 from llmgw.model.desired import Desired, DesiredModel, DesiredNode
 from llmgw.model.ids import ReplicaId, ShardId, digest
@@ -501,7 +501,7 @@ def test_status_names_every_rank_and_the_one_that_is_lost() -> None:
         (0, "gpu01", "ready"),
         (1, "gpu02", "failed"),
     ]
-    assert "    rank 1 on gpu02: failed" in render.status_text(shown)
+    assert "    rank 1 on gpu02: failed" in render_status.status_text(shown)
     world.nodes["gpu02"].reach = Reach.UNREACHABLE
     (row,) = status(world.record, world.observe(), now=world.now).replicas
     assert [rank.state for rank in row.ranks] == ["ready", "unknown"]

@@ -4,11 +4,10 @@ import json
 from dataclasses import replace
 from datetime import timedelta
 
-from llmgw.core.show import render
+from llmgw.core.show import render_status
 from llmgw.core.show.status import Status, status
 from llmgw.model.facts import Gpu
 from llmgw.model.manifest import GIB
-from llmgw.model.problems import Problem, Where
 from llmgw.model.report import ComputesOn, Exit, JobReport, Reach
 from llmgw.wire import codec
 from tests.core.builders import NodeState, desired, facts, model, node
@@ -55,7 +54,7 @@ def test_many_gpus_take_little_room() -> None:
         (["gpu01:0", "gpu01:1", "gpu02:0", "gpu02:1"], " gpu01:0-1 gpu02:0-1 "),
         (["GPU-8d3f", "gpu01:1"], " GPU-8d3f,gpu01:1 "),
     ):
-        text = render.status_text(replace(seen, replicas=(replace(row, gpus=tuple(gpus)),)))
+        text = render_status.status_text(replace(seen, replicas=(replace(row, gpus=tuple(gpus)),)))
         assert told in text
 
 
@@ -70,7 +69,7 @@ def test_what_is_wrong_stands_below_its_row() -> None:
     seen = shown(world)
     assert [row.state for row in seen.replicas] == ["backoff", "unknown"]
     assert [row.ready for row in seen.models] == [0, 0]
-    text = render.status_text(seen)
+    text = render_status.status_text(seen)
     assert "    next try in 20 s" in text
     assert "    last error: exited with code 1" in text
     assert "no route to host" in text
@@ -89,7 +88,7 @@ def test_how_an_engine_ended_is_shown_as_long_as_it_does_not_run_again() -> None
     ):
         state.shards[key] = replace(state.shards[key], state="backoff", last_exit=over)
         assert shown(world).replicas[0].ended == told
-        assert f"      {told[-1]}\n" in render.status_text(shown(world))
+        assert f"      {told[-1]}\n" in render_status.status_text(shown(world))
     state.shards[key] = replace(state.shards[key], state="ready")
     assert shown(world).replicas[0].ended == ()
 
@@ -108,14 +107,14 @@ def test_a_download_shows_bytes_rate_and_time_left() -> None:
     )
     (job,) = shown(world).jobs
     assert job.left == 40
-    assert "2.0 GiB of 6.0 GiB, 102 MiB/s, 40s left" in render.status_text(shown(world))
+    assert "2.0 GiB of 6.0 GiB, 102 MiB/s, 40s left" in render_status.status_text(shown(world))
 
 
 def test_what_nobody_recorded_is_shown_as_such() -> None:
     world = world_of_two()
     world.record = replace(world.record, replicas={})
     assert [row.recorded for row in shown(world).replicas] == [False, False]
-    assert "ready (unrecorded)" in render.status_text(shown(world))
+    assert "ready (unrecorded)" in render_status.status_text(shown(world))
 
 
 def test_unhealthy_gpus_and_free_ones_are_counted() -> None:
@@ -134,25 +133,13 @@ def test_status_is_json_as_well() -> None:
     assert again == seen
 
 
-def test_problems_come_in_the_order_of_the_files() -> None:
-    problems = [
-        Problem(
-            what="unknown key", instead="did you mean replicas", where=Where(file="b.yaml", line=3, column=1)
-        ),
-        Problem(what="no kind", where=Where(file="a.yaml", line=9, column=2)),
-    ]
-    assert render.problems_text(problems) == (
-        "a.yaml:9:2: no kind\nb.yaml:3:1: unknown key: did you mean replicas\n2 problems\n"
-    )
-
-
 def test_history_lines_up() -> None:
     row = ("12", "2026-03-01 10:00:00Z", "ann@desk (cron)", "1f0c9a2b3d", "done", "Start 1 replica of chat")
-    assert render.history_text([row]).splitlines() == [
+    assert render_status.history_text([row]).splitlines() == [
         "SERIAL  WHEN                  BY               COMMIT      OUTCOME  WHAT",
         "12      2026-03-01 10:00:00Z  ann@desk (cron)  1f0c9a2b3d  done     Start 1 replica of chat",
     ]
-    assert render.history_text([]) == "Nothing was ever applied.\n"
+    assert render_status.history_text([]) == "Nothing was ever applied.\n"
 
 
 def test_a_held_model_names_the_commit_its_author_and_what_was_written_last() -> None:
@@ -164,7 +151,7 @@ def test_a_held_model_names_the_commit_its_author_and_what_was_written_last() ->
     row = next(row for row in shown(world).models if row.name == "chat")
     assert row.held_since == "commit cccccccccc by Ann <ann@example.org>"
     assert row.held_lines == ("loading", "ValueError: bad flag")
-    text = render.status_text(shown(world))
+    text = render_status.status_text(shown(world))
     assert "chat: held since commit cccccccccc by Ann <ann@example.org>:\n      | loading\n" in text
 
 
@@ -174,6 +161,6 @@ def test_who_waits_for_room_is_told_with_whom_it_was_evicted_for() -> None:
     nodes = [node("gpu01"), node("gpu02")]
     world.desired = desired(nodes, [model("chat"), model("code"), urgent])
     world.settle()
-    text = render.status_text(shown(world))
+    text = render_status.status_text(shown(world))
     assert "chat/0 waits for room: evicted for model/urgent/0 (commit cccccccccc, serial " in text
     assert "not placed" not in text

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from llmgw.core.show.render import status_text
+from llmgw.core.show.render_status import status_text
 from llmgw.core.show.status import Status, status
 from llmgw.model.facts import Gpu
 from llmgw.model.report import ComputesOn

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from llmgw.core.show import render
+from llmgw.core.show import render_status
 from llmgw.core.show.status import ModelRow, Status, status
 from llmgw.model.report import Reach
 from tests.core.builders import NodeState, desired, facts, model, node
@@ -22,7 +22,7 @@ SHORT = Status(
 
 
 def test_why_a_model_has_no_replica_is_told_with_what_to_do() -> None:
-    text = render.status_text(SHORT)
+    text = render_status.status_text(SHORT)
     assert "    last pass: start web-1 on gpu01: the policy allows vllm\n" in text
     assert "    not placed: web: `llmgw plan` says where" in text
 
@@ -35,8 +35,8 @@ def test_nothing_is_told_of_models_that_are_placed_held_or_being_applied() -> No
         replace(SHORT, models=placed),
         replace(SHORT, holder="ann@desk"),
     ):
-        assert "not placed" not in render.status_text(quiet)
-        assert "last pass: " not in render.status_text(quiet)
+        assert "not placed" not in render_status.status_text(quiet)
+        assert "last pass: " not in render_status.status_text(quiet)
 
 
 def test_a_removed_node_without_an_agent_is_not_said_to_get_one() -> None:

@@ -13,9 +13,9 @@ from llmgw.cli.asking import agree
 from llmgw.cli.main import Asked, fleet_options
 from llmgw.cli.nodes.found import named, newest
 from llmgw.cli.nodes.manifest import Removal, removal
+from llmgw.cli.planned import plan_key, plan_text
 from llmgw.cli.session import fleet_of, interruptible, run
 from llmgw.cli.show import showing
-from llmgw.cli.told import plan_key, plan_text
 from llmgw.clock import Clock
 from llmgw.controller.opening import Opened
 from llmgw.controller.passes.halt import Halt

@@ -9,12 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from llmgw.core.amounts import at, names, plural, size
-from llmgw.core.show.render_status import history_text, problems_text, status_text
 from llmgw.model.launch import LaunchSpec, Process
 from llmgw.model.plan import Action, Change, Decision, FieldChange, Origin, Plan, Rejection, Step
 from llmgw.model.record import RankPlacement
-
-__all__ = ["Paint", "history_text", "plan_text", "problems_text", "status_text", "summary"]
 
 Paint = Callable[[str, str], str]
 """(text, sign) -> text; the sign is an :class:`Action`'s value, or empty."""

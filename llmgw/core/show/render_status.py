@@ -1,12 +1,11 @@
-"""Status, problems and history as text."""
+"""Status and history as text."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from llmgw.core.amounts import at, plural, ranges, size, span
+from llmgw.core.amounts import at, ranges, size, span
 from llmgw.core.seen.drained import DRAINED
 from llmgw.core.show.status import JobRow, ModelRow, NodeRow, ReplicaRow, Status
 from llmgw.model.alerts import Alert, Severity
-from llmgw.model.problems import Problem, Where
 
 _SIGNS = {"ready": "+", "failed": "!", "unknown": "!", "missing": "!", "backoff": "~", "unreachable": "!"}
 
@@ -223,13 +222,6 @@ def _widths(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[int]
 
 def _line(cells: tuple[str, ...], widths: list[int]) -> str:
     return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
-
-
-def problems_text(problems: Iterable[Problem]) -> str:
-    """One line each, in the order of the files, and how many there are."""
-    listed = sorted(problems, key=lambda each: (each.where or Where(file=""), each.what))
-    lines = [str(problem) for problem in listed]
-    return "\n".join((*lines, plural(len(lines), "problem"))) + "\n"
 
 
 def history_text(entries: Iterable[tuple[str, str, str, str, str, str]]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmgw.cli.told import as_json
+from llmgw.cli.ended import as_json
 from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.prepare import Wish

@@ -3,7 +3,8 @@ just happened."""
 
 import re
 
-from llmgw.cli.told import history_rows, summary
+from llmgw.cli.ended import summary
+from llmgw.cli.looked import history_rows
 from llmgw.controller.passes.settle import Settled
 from llmgw.controller.passes.verdict import verdict
 from llmgw.controller.repo.records import HistoryEntry
