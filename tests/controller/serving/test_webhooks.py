@@ -291,9 +291,11 @@ def test_a_strangers_body_costs_no_more_steps_whatever_it_holds_ghsa_jmvp(provid
         assert answer.status in (400, 401)
         return calls
 
-    least = steps(b"a", "application/json")
+    few = (
+        steps(b"a", "application/json") + 1000
+    )  # a step for each of its parts would be a hundred thousand and more
     for unit in (b"a", b"%", b"%41", b"%41b", b"+", b"&", b"=", b"payload=&", b"\\", b"\xe4", b"[", b'{"a":'):
-        assert steps(unit, FORM) < least + 50, unit
+        assert steps(unit, FORM) < few, unit
 
 
 @pytest.mark.parametrize("provider", [it for it in PROVIDERS if it != "generic"])
