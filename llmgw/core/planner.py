@@ -32,8 +32,9 @@ from llmgw.core.moves.returned import stop_returned
 from llmgw.core.moves.rollout import settle_model
 from llmgw.core.moves.round import Round
 from llmgw.core.moves.sizes import kinds_of
-from llmgw.core.moves.standing import Want, standing
+from llmgw.core.moves.standing import Want
 from llmgw.core.moves.steps import StepBook
+from llmgw.core.moves.stocktaking import standing
 from llmgw.core.moves.strays import prune_strays, tell_forgotten
 from llmgw.core.moves.succession import fulfil
 from llmgw.core.place.claims import ledgers

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.links import Links
 from llmgw.controller.weights.remote import HUB, Wanted
-from llmgw.core.moves.standing import as_desired
+from llmgw.core.moves.stocktaking import as_desired
 from llmgw.core.place.candidates import breaks_rules_of
 from llmgw.engines.memory.known import weights_of
 from llmgw.engines.weights import describe

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from llmgw.core.amounts import names
-from llmgw.core.moves.round import Copy, Round
+from llmgw.core.moves.copies import Copy
+from llmgw.core.moves.round import Round
 from llmgw.core.moves.standing import Standing
 from llmgw.core.seen.survey import SeenShard
 from llmgw.model.desired import DesiredModel

@@ -2,9 +2,10 @@
 whose order never came."""
 
 from llmgw.core.amounts import names
+from llmgw.core.moves.copies import Copy
 from llmgw.core.moves.departure import remove
 from llmgw.core.moves.networks import unjoined
-from llmgw.core.moves.round import Copy, Round
+from llmgw.core.moves.round import Round
 from llmgw.core.moves.standing import Standing, Want
 from llmgw.core.moves.steps import failing, job_failed, lacking
 from llmgw.core.place.candidates import forbidden

@@ -6,8 +6,9 @@ A departure begun by an earlier pass is taken up where it stands, whatever inter
 from dataclasses import dataclass
 
 from llmgw.core.amounts import at, names
-from llmgw.core.moves.round import Copy, Round
-from llmgw.core.moves.standing import Standing, serves
+from llmgw.core.moves.copies import Copy, serves
+from llmgw.core.moves.round import Round
+from llmgw.core.moves.standing import Standing
 from llmgw.core.seen.condition import ENDED, Health, unknown_text
 from llmgw.core.seen.silence import patience
 from llmgw.model.plan import Action, Change, StepKind

@@ -18,9 +18,10 @@ gang, who made room comes back. An eviction is no failure: nothing is counted.
 from collections.abc import Iterator
 from itertools import takewhile
 
+from llmgw.core.moves.copies import Copy, serves
 from llmgw.core.moves.departure import depart
-from llmgw.core.moves.round import Copy, Round
-from llmgw.core.moves.standing import Standing, Want, serves
+from llmgw.core.moves.round import Round
+from llmgw.core.moves.standing import Standing, Want
 from llmgw.core.place.clearing import Tenant
 from llmgw.core.seen.condition import Health, evicted_text
 from llmgw.model.desired import DesiredModel

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
+from llmgw.core.moves.copies import Copy
 from llmgw.core.moves.departure import remove
 from llmgw.core.moves.guards import blocked_change
-from llmgw.core.moves.round import Copy, Round
+from llmgw.core.moves.round import Round
 from llmgw.core.seen.condition import Health, condition
 from llmgw.model.plan import Action, Change
 from llmgw.model.record import ReplicaRecord

@@ -2,8 +2,9 @@
 then it stays as it is, for people to look at."""
 
 from llmgw.core.amounts import plural, span
+from llmgw.core.moves.copies import Copy
 from llmgw.core.moves.departure import depart
-from llmgw.core.moves.round import Copy, Round
+from llmgw.core.moves.round import Round
 from llmgw.core.moves.standing import Standing, Want
 from llmgw.core.seen.attempts import has_served, rest, tried_again
 from llmgw.model.desired import DesiredModel

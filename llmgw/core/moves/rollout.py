@@ -21,22 +21,15 @@ from dataclasses import replace
 from llmgw.core.amounts import at
 from llmgw.core.moves.adapters import settle_adapters, why_replaced
 from llmgw.core.moves.again import complete, displaced, remind, start_again
+from llmgw.core.moves.copies import Copy, best_current, best_old, broken, serves
+from llmgw.core.moves.current import is_current, misplaced
 from llmgw.core.moves.departure import depart, let_rest_go, remove, tell_unknown
 from llmgw.core.moves.diff import ADAPTERS, spec_changes
 from llmgw.core.moves.diff import change as field_change
 from llmgw.core.moves.model_level import TOLD_OF_THE_MODEL, tell_held, tell_in_place
 from llmgw.core.moves.retries import try_again
-from llmgw.core.moves.round import Copy, Round
-from llmgw.core.moves.standing import (
-    Standing,
-    Want,
-    best_current,
-    best_old,
-    broken,
-    is_current,
-    misplaced,
-    serves,
-)
+from llmgw.core.moves.round import Round
+from llmgw.core.moves.standing import Standing, Want
 from llmgw.core.record.recording import desired_spec
 from llmgw.core.seen.condition import Condition, Health
 from llmgw.model.plan import Action, Change, FieldChange, StepKind

@@ -3,41 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from llmgw.core.adapter import EngineAdapter, GpuKind
+from llmgw.core.moves.standing import Standing
 from llmgw.core.moves.steps import StepBook
 from llmgw.core.place.clearing import Tenant
 from llmgw.core.place.placement import Placer
-from llmgw.core.seen.condition import Condition
 from llmgw.core.seen.survey import Survey
 from llmgw.model.desired import Desired
 from llmgw.model.plan import Change, Notice
-from llmgw.model.record import Record, ReplicaPhase, ReplicaRecord
+from llmgw.model.record import Record
 from llmgw.model.weights import Weights
-
-if TYPE_CHECKING:
-    from llmgw.core.moves.standing import Standing
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
-    """A recorded replica and how it is doing."""
-
-    replica: ReplicaRecord
-    state: Condition
-
-    @property
-    def leaving(self) -> bool:
-        return self.replica.phase in (ReplicaPhase.DRAINING, ReplicaPhase.STOPPING)
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(rank.node for rank in self.replica.ranks))
-
-    @property
-    def address(self) -> str:
-        return f"model/{self.replica.model}/{self.replica.ordinal}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +46,7 @@ class Round:
     allow_unknown_size: bool = False
     nearest: dict[str, str] = field(default_factory=dict)
     """The nearest shape that fits, by the spec's digest: found once for all replicas that ask."""
-    stands: "dict[str, Standing]" = field(default_factory=dict)
+    stands: dict[str, Standing] = field(default_factory=dict)
     """Every model of Git, once it is settled what goes and stays."""
     tenants: list[Tenant] = field(default_factory=list)
     """Those who may be asked to make room, who goes first before others; found when somebody asks for the first time."""

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from llmgw.core.adapter import STATE_IT
 from llmgw.core.amounts import at, names, plural, span
 from llmgw.core.moves import flags
+from llmgw.core.moves.copies import Copy, serves
 from llmgw.core.moves.departure import depart
 from llmgw.core.moves.eviction import evict, find_room, waits
 from llmgw.core.moves.nearest import nearest
 from llmgw.core.moves.retries import given_up_text
-from llmgw.core.moves.round import Copy, Round
+from llmgw.core.moves.round import Round
 from llmgw.core.moves.sizes import learns_later, tell_unseen, tell_untold
-from llmgw.core.moves.standing import Want, serves
+from llmgw.core.moves.standing import Want
 from llmgw.core.moves.steps import Job, failing, job_failed, lacking
 from llmgw.core.place.clearing import Tenant
 from llmgw.core.seen.attempts import times_given_up, tried_again
