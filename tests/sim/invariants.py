@@ -354,7 +354,7 @@ class Invariants:
             for change in watch.plan.changes
         )
         allowed = wish.max_unavailable if wish.max_unavailable != "auto" else int(destroys)
-        # One that never served and is on its way out leaves nobody with less.
+        # One that never served and is on its way out leaves nobody with less, and one that makes room is not to serve.
         placed = {
             it.ordinal
             for it in watch.record.replicas.values()
@@ -362,6 +362,7 @@ class Invariants:
             and it.ordinal < wish.replicas
             and it.origin.serial != watch.serial
             and (it.phase not in LEAVING or it.id in self._published)
+            and not self._makes_room(it.id, watch)
         }
         need = max(len(placed) - allowed, 1 if protect else 0)
         return (

@@ -43,4 +43,8 @@ FOUND: dict[str, str] = {
     "rotation of a fleet in which nothing runs": (
         "Nothing was to be commanded, so the record kept the earlier key id: the rotation never ended, and no other could begin."
     ),
+    "taken over beside an eviction": (
+        "A replica went because its successor served, in the pass that evicted another of its model. The watcher counted the evicted one among "
+        "those that must serve."
+    ),
 }
