@@ -3,24 +3,19 @@
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import llmgw
 from llmgw.clock import Clock, SystemClock
 from llmgw.controller.fleet import Fleet
-from llmgw.controller.nodes.bootstrap.build import build_of
-from llmgw.controller.nodes.bootstrap.bundle import Bundles
-from llmgw.controller.nodes.bootstrap.install import Bootstrap
-from llmgw.controller.nodes.bootstrap.wheels import Wheels
-from llmgw.controller.nodes.byhand import ByHand
 from llmgw.controller.nodes.local import LocalTransport
 from llmgw.controller.nodes.ssh import hostkeys
 from llmgw.controller.nodes.ssh.login import Surroundings
 from llmgw.controller.nodes.ssh.transport import SshTransport
-from llmgw.controller.nodes.transport import Transport
 from llmgw.controller.passes import endpoints
 from llmgw.controller.passes.keyring import keyring
 from llmgw.controller.repo.access import Access, Pins, Token, https_host
@@ -44,6 +39,9 @@ from llmgw.model.problems import StalledError, Where
 from llmgw.model.record import Record
 from llmgw.redaction import Redactor
 
+if TYPE_CHECKING:
+    from llmgw.controller.nodes.bootstrap.install import Bootstrap
+
 
 def _nobody_listens(_: str) -> None:
     """For those whom nobody watches."""
@@ -63,22 +61,7 @@ class Opened:
     local: LocalTransport
     ssh: SshTransport
     around: Surroundings
-    bootstrap: Bootstrap
-
-    @asynccontextmanager
-    async def insisting(
-        self, told: Callable[[str], None], *, take_over: bool = False, downgrade: bool = False
-    ) -> AsyncIterator[Mapping[str, Transport]]:
-        """The ways to nodes for a person who sets one up by hand: ``told`` hears what is being done, and what no plan does
-        may be allowed."""
-        by_hand = ByHand(
-            bootstrap=replace(self.bootstrap, told=told), take_over=take_over, downgrade=downgrade, told=told
-        )
-        over_ssh = SshTransport(self.around, bootstrapper=by_hand)
-        try:
-            yield {"local": replace(self.local, told=told), "ssh": over_ssh}
-        finally:
-            await over_ssh.close()
+    bootstrap: "Callable[[], Bootstrap]"
 
     @property
     def work_tree(self) -> Path | None:
@@ -155,7 +138,7 @@ async def opened(
         first_id=FleetId(f"fleet-{secrets.token_hex(8)}"),
         holder=settings.holder,
         lease=timedelta(seconds=settings.lease),
-        agent_build=partial(build_of, Path(llmgw.__file__).parent),
+        agent_build=_agent_build,
         actor=settings.holder,
         trigger=trigger,
         environment=environ,
@@ -275,10 +258,29 @@ def _in_work_tree(where: Where | None, settings: Settings) -> bool:
     return settings.file_in_repository and where is not None and where.file == str(settings.file)
 
 
-def _bootstrap(settings: Settings, environ: Mapping[str, str], clock: Clock) -> Bootstrap:
-    home = Path(environ.get("HOME") or "/")
-    wheels = Wheels(cache=settings.state_dir / "wheels", home=home, environ=environ)
-    return Bootstrap(bundles=Bundles(settings.state_dir / "bundles", wheels), environ=environ, clock=clock)
+def _bootstrap(settings: Settings, environ: Mapping[str, str], clock: Clock) -> "Callable[[], Bootstrap]":
+    """Made when a machine needs it: most plans set none up, and it takes a tenth of their start to import."""
+
+    @cache
+    def made() -> "Bootstrap":
+        from llmgw.controller.nodes.bootstrap.bundle import Bundles  # noqa: PLC0415 - see above
+        from llmgw.controller.nodes.bootstrap.install import Bootstrap  # noqa: PLC0415
+        from llmgw.controller.nodes.bootstrap.wheels import Wheels  # noqa: PLC0415
+
+        wheels = Wheels(
+            cache=settings.state_dir / "wheels", home=Path(environ.get("HOME") or "/"), environ=environ
+        )
+        return Bootstrap(
+            bundles=Bundles(settings.state_dir / "bundles", wheels), environ=environ, clock=clock
+        )
+
+    return made
+
+
+def _agent_build() -> str:
+    from llmgw.controller.nodes.bootstrap.build import build_of  # noqa: PLC0415 - a plan that asks no node needs none
+
+    return build_of(Path(llmgw.__file__).parent)
 
 
 def _lock(settings: Settings, clock: Clock) -> Callable[[float], AbstractAsyncContextManager[object]]:

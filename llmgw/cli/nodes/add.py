@@ -93,7 +93,7 @@ async def _add(
             fleet.tree.check(guess, branch=await opened.followed(), doing=f"adding {host}")
         spec = await _pinned(opened, fleet, spec, host_keys=host_keys, yes=yes)
         looked = await joining.look(
-            spec, ssh=opened.ssh, bootstrap=opened.bootstrap, fleet=await _fleet_id(opened), name=name
+            spec, ssh=opened.ssh, bootstrap=opened.bootstrap(), fleet=await _fleet_id(opened), name=name
         )
     name = looked.name
     spec, remark = adding.spec_of(spec, looked.facts, address=address)

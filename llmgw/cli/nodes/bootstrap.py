@@ -1,6 +1,7 @@
 """``node bootstrap`` and ``node adopt``: a machine gets its agent, or another fleet's agent becomes ours."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import click
 
@@ -10,6 +11,7 @@ from llmgw.cli.main import Asked, fleet_options
 from llmgw.cli.nodes.found import named, newest
 from llmgw.cli.session import fleet_of, interruptible, run
 from llmgw.controller.nodes.bootstrap.machine import Owner
+from llmgw.controller.nodes.byhand import ByHand, insisting
 from llmgw.controller.opening import Opened
 from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.links import Links
@@ -118,7 +120,7 @@ async def _adopt(asked: Asked, name: str, *, take_over: bool, yes: bool, allow_u
 
 async def _owner(opened: Opened, node: DesiredNode) -> Owner | None:
     """By its settings on disk, so that an agent which does not run right now is found as well."""
-    machine = await opened.bootstrap.look(await opened.ssh.connection(node), node)
+    machine = await opened.bootstrap().look(await opened.ssh.connection(node), node)
     owner = machine.inside.owner if machine.inside is not None else None
     return owner if owner is not None and owner.node else None
 
@@ -173,7 +175,10 @@ async def _carry_out(
         lock_timeout=opened.settings.lock_timeout,
     )
     halt = Halt()
-    async with opened.insisting(tell, take_over=take_over, downgrade=downgrade) as ways:
+    by_hand = ByHand(
+        bootstrap=replace(opened.bootstrap(), told=tell), take_over=take_over, downgrade=downgrade, told=tell
+    )
+    async with insisting(opened.local, opened.around, by_hand) as ways:
         links = Links(ways)
         try:
             with interruptible(halt):

@@ -291,7 +291,7 @@ async def _take_away(opened: Opened, node: DesiredNode, record: Record, *, every
         node,
         fleet=opened.fleet,
         owner=record.fleet,
-        ways=Ways(ssh=opened.ssh, local=opened.local, bootstrap=opened.bootstrap),
+        ways=Ways(ssh=opened.ssh, local=opened.local, bootstrap=opened.bootstrap()),
         lock_timeout=opened.settings.lock_timeout,
         everything=everything,
         told=lambda text: output.note(f"{node.name}: {text}"),

@@ -1,10 +1,15 @@
 """Setting up a node by hand: the bootstrap that a plan does, with what only a person may allow."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 
 from llmgw.controller.nodes.bootstrap.install import Bootstrap, Installed
 from llmgw.controller.nodes.bootstrap.shell import Shell
+from llmgw.controller.nodes.local import LocalTransport
+from llmgw.controller.nodes.ssh.login import Surroundings
+from llmgw.controller.nodes.ssh.transport import SshTransport
+from llmgw.controller.nodes.transport import Transport
 from llmgw.model.desired import DesiredNode
 
 
@@ -25,3 +30,15 @@ class ByHand:
         for note in done.notes:
             self.told(f"note: {note}")
         return done
+
+
+@asynccontextmanager
+async def insisting(
+    local: LocalTransport, around: Surroundings, by_hand: ByHand
+) -> AsyncIterator[Mapping[str, Transport]]:
+    """The ways to nodes for a person who sets one up: what is being done is told, and what no plan does may be allowed."""
+    over_ssh = SshTransport(around, bootstrapper=lambda: by_hand)
+    try:
+        yield {"local": replace(local, told=by_hand.told), "ssh": over_ssh}
+    finally:
+        await over_ssh.close()

@@ -44,7 +44,7 @@ def with_transport(
 
     async def body() -> None:
         around = Surroundings(home=Path("/nowhere"), environ=environ, identity=rig.identity)
-        transport = SshTransport(around, bootstrapper=tool)
+        transport = SshTransport(around, bootstrapper=lambda: tool)
         try:
             await main(transport)
         finally:

@@ -47,7 +47,7 @@ def with_transport(rig: Rig, main: Callable[[SshTransport], Awaitable[None]]) ->
 
     async def body() -> None:
         around = Surroundings(home=Path("/nowhere"), environ=environ, identity=rig.identity)
-        transport = SshTransport(around, bootstrapper=bootstrapper)
+        transport = SshTransport(around, bootstrapper=lambda: bootstrapper)
         try:
             await main(transport)
         finally:

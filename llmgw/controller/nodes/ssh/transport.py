@@ -6,6 +6,7 @@ server allows too few sessions on one, another is opened beside it. paramiko is 
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -49,9 +50,12 @@ class Bootstrapper(Protocol):
 
 
 class SshTransport:
-    """``around`` is what of this machine a login may depend on. Without a bootstrapper, bootstrap is refused."""
+    """``around`` is what of this machine a login may depend on. ``bootstrapper`` is made when a machine needs one; without it
+    bootstrap is refused."""
 
-    def __init__(self, around: Surroundings, *, bootstrapper: Bootstrapper | None = None) -> None:
+    def __init__(
+        self, around: Surroundings, *, bootstrapper: Callable[[], Bootstrapper] | None = None
+    ) -> None:
         self._around = around
         self._bootstrapper = bootstrapper
         self._open: defaultdict[Login, list[SshConnection]] = defaultdict(list)
@@ -83,7 +87,7 @@ class SshTransport:
     async def bootstrap(self, node: DesiredNode, *, fleet: str) -> None:
         if self._bootstrapper is None:
             raise StalledError(f"node {node.name}: nothing here can install an agent over SSH")
-        await self._bootstrapper.install(await self.connection(node), node, fleet=fleet)
+        await self._bootstrapper().install(await self.connection(node), node, fleet=fleet)
         await self._hello(node, fleet)
 
     async def close(self) -> None:
