@@ -297,3 +297,24 @@ def test_a_name_that_two_had_before_is_nobodys() -> None:
     record = replace(world.record, models={"one": one, "two": two})
     assert renames(record, first) == {}
     assert renames(replace(record, models={"one": one}), first) == {"one": "chat"}
+
+
+def test_a_model_that_gets_the_name_another_has_left_takes_no_id_of_its_copies() -> None:
+    first = desired([node("gpu01")], [model("chat", served_name="chat")])
+    world = fleet(first, [NodeState("gpu01", facts("gpu01", gpus=4))])
+    world.settle()
+    (old,) = world.record.replicas
+    world.desired = replace(
+        first, models={"talk": replace(first.models["chat"], name="talk", renamed_from="chat")}
+    )
+    world.one_pass()
+    world.desired = desired(
+        [node("gpu01")], [model("talk", served_name="talk"), model("chat", served_name="chat")]
+    )
+    made = world.plan()
+    new = next(str(it.replica) for it in made.changes if it.model == "chat" and it.action is Action.CREATE)
+    assert new.rpartition(".")[0] == old.rpartition(".")[0], "the same spec under the same prefix"
+    assert new != old
+    world.settle()
+    assert sorted(it.model for it in world.record.replicas.values()) == ["chat", "talk"]
+    assert old not in world.record.replicas

@@ -38,7 +38,7 @@ class Standing:
     adapter_paths: tuple[str, ...] = ()
     adopted: frozenset[str] = frozenset()
     placements: dict[int, int] = field(default_factory=dict)
-    number: int = 0  # placement numbers up to this one were given to an earlier model of that name
+    number: int = 0  # placement numbers up to this one were given to other models under the same idPrefix
 
     @property
     def allowed(self) -> int:

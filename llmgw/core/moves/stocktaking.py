@@ -7,6 +7,7 @@ from llmgw.core.moves.copies import Copy, serves
 from llmgw.core.moves.round import Round
 from llmgw.core.moves.sizes import need_of
 from llmgw.core.moves.standing import Standing
+from llmgw.core.record.numbering import given_to_others
 from llmgw.core.seen.condition import Health, condition
 from llmgw.model.desired import DesiredModel
 from llmgw.model.ids import Digest, ReplicaName, parse_replica_id
@@ -47,7 +48,9 @@ def standing(
         moving=any(copy.leaving or copy.state.health is Health.COMING for copy in every),
         adopted=adopted,
         placements=_placements(known, every, _unrecorded(round_, model, known)),
-        number=round_.record.numbers.get(known.id_prefix if known is not None else model.name, 0),
+        number=given_to_others(
+            round_.record, known.id_prefix if known is not None else model.name, name=model.name
+        ),
     )
 
 
