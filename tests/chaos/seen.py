@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from llmgw.model.ids import ShardId, parse_shard_id
 from tests.rig import namespaces
 
 PROC: Final = Path("/proc")
@@ -81,8 +82,7 @@ class Eyes:
             host = self.hosts.get((PROC / str(pid) / "ns" / "net").stat().st_ino)
             if host is None:
                 return None
-            environment = (PROC / str(pid) / "environ").read_bytes()
-            values = dict(entry.partition("=")[::2] for entry in _words(environment))
+            values = _environment(pid)
             words = tuple(_words((PROC / str(pid) / "cmdline").read_bytes()))
             if identity(pid) == key:  # else it has become another program meanwhile
                 return Seen(
@@ -91,7 +91,7 @@ class Eyes:
                     start=start,
                     instance=instance,
                     words=words,
-                    shard=values.get("LLMGW_SHARD", ""),
+                    shard=values.get("LLMGW_SHARD") or _shard_by_shim(pid),
                     gpus=tuple(filter(None, values.get("CUDA_VISIBLE_DEVICES", "").split(","))),
                 )
         return None
@@ -133,6 +133,20 @@ def _numbers(pid: int) -> list[int]:
 def networks(hosts: Mapping[str, str]) -> dict[int, str]:
     """Hosts' names by the number of their network; ``hosts`` are the names of namespaces by host."""
     return {(namespaces.NAMED / namespace).stat().st_ino: name for name, namespace in hosts.items()}
+
+
+def _environment(pid: int) -> dict[str, str]:
+    return dict(entry.partition("=")[::2] for entry in _words((PROC / str(pid) / "environ").read_bytes()))
+
+
+def _shard_by_shim(pid: int) -> str:
+    """Of a program that had wiped its environment before anybody looked: its shim, to which all that it leaves falls, says it."""
+    with suppress(OSError):
+        parent = int((PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[PARENT])
+        _, _, of = _environment(parent).get("LLMGW_SHIM", "").partition("/")
+        shard = ShardId(of.partition("/")[0])
+        return shard if parse_shard_id(shard) is not None else ""
+    return ""
 
 
 def _words(data: bytes) -> list[str]:

@@ -163,3 +163,24 @@ def test_what_an_engine_forks_is_the_engine(here: Here, program: Path) -> None:
         assert watcher.broken == []
         for pid in family:
             os.kill(pid, signal.SIGKILL)
+
+
+def test_an_engine_that_hid_before_anybody_looked_is_known_by_its_shim(program: Path) -> None:
+    program.write_text(
+        "import subprocess, sys\n"
+        "hidden = [sys.executable, '-c', 'print(\"up\", flush=True); import time; time.sleep(600)']\n"
+        "subprocess.run(hidden, env={})\n"
+    )
+    eyes = Eyes({Path("/proc/self/ns/net").stat().st_ino: "here"})
+    shim = {"LLMGW_SHIM": f"tag/{ONE}/engine"}
+    with subprocess.Popen(
+        [sys.executable, str(program)], env=shim, stdout=subprocess.PIPE, text=True
+    ) as running:
+        try:
+            assert running.stdout is not None
+            assert running.stdout.readline() == "up\n"
+            (hidden,) = psutil.Process(running.pid).children()
+            assert [one.shard for one in eyes.look() if one.pid == hidden.pid] == [ONE]
+            hidden.kill()
+        finally:
+            running.kill()

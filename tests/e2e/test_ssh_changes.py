@@ -314,6 +314,6 @@ def test_of_two_copies_the_older_one_stays_where_only_it_serves(fleet: Fleet) ->
     with unreachable(one):
         apply_until("a copy that fails", fleet, lambda: "can't load weights" in fleet.road.llmgw("status"))
         assert set(fleet.published()) == {one.name, two.name}, "what may serve there stays published"
-    assert "what serves is left alone" in fleet.again(expect=6)
+    fleet.again()
     assert fleet.running("chat") == before
     assert fleet.published() == published
