@@ -3,18 +3,17 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 from llmgw.model.problems import AgentError
+from llmgw.model.struct import Struct
 from llmgw.wire.messages import INVALID_PARAMS, Accepted
 
 REMEMBERED = 1_024
 """Answers kept for controllers that ask again by command id: far more than one pass sends to a node."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
+class _Answer(Struct):
     """What a command id was for, and its answer, perhaps still on its way."""
 
     asked: str

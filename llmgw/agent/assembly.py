@@ -3,7 +3,6 @@
 import getpass
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import llmgw
@@ -40,6 +39,7 @@ from llmgw.agent.shards.surroundings import ShardSettings
 from llmgw.agent.shards.witness import Witness
 from llmgw.clock import Clock
 from llmgw.model.report import AgentInfo
+from llmgw.model.struct import Struct
 from llmgw.wire.messages import PROTOCOL
 from llmgw.wire.setup import AgentSettings, Holder
 
@@ -61,8 +61,7 @@ AS_ROOT = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agent:
+class Agent(Struct):
     """The parts that have a life of their own."""
 
     service: AgentService
@@ -72,8 +71,7 @@ class Agent:
     jobs: Jobs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ground:
+class _Ground(Struct):
     """What all parts stand on. ``env``: what jobs are run with."""
 
     places: Layout

@@ -11,7 +11,7 @@ import asyncio
 import json
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from llmgw.agent.seams import Answer, Order, ProcessId, Running
@@ -20,6 +20,7 @@ from llmgw.model.facts import Gpu, GpuProcess
 from llmgw.model.launch import HttpProbe, Metric
 from llmgw.model.problems import StalledError
 from llmgw.model.report import Exit
+from llmgw.model.struct import Struct, replace
 
 Checkpoint = Callable[[str], None]
 SPAWN_TAKES = 0.05
@@ -27,8 +28,7 @@ EXEC_TAKES = 0.01
 GIB = 1024**3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
+class Script(Struct):
     """How a pretended process behaves. Seconds count from its start, ``stops_in`` from SIGTERM."""
 
     refuse: str = ""  # it can't be executed, and this is why

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +17,7 @@ from llmgw.agent.seams import Disk, Rules
 from llmgw.model.facts import EngineFact, Facts
 from llmgw.model.launch import HelpSpec
 from llmgw.model.problems import AgentError, StalledError
+from llmgw.model.struct import Struct, replace
 from llmgw.wire import codec
 from llmgw.wire.messages import POLICY, Helped, HelpParams
 
@@ -36,8 +36,7 @@ class GpuFacts(Protocol):
     async def facts(self, *, max_age: float) -> Facts: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
+class _Known(Struct):
     """``stamp`` says which ``file`` it was that was asked: bytes and when it changed."""
 
     file: str
@@ -45,8 +44,7 @@ class _Known:
     engine: EngineFact
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
+class _Question(Struct):
     """``engine`` is what is known before the answer; ``path`` stands for ``${engine}``."""
 
     key: str

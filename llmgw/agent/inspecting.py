@@ -9,9 +9,9 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
+from llmgw.model.struct import replace
 from llmgw.model.weights import MAX_CONFIG, Inspection
 from llmgw.wire import gguf, safetensors
 

@@ -2,12 +2,12 @@
 command is carried out, so that a controller which slept through its lease can do no harm, over restarts too."""
 
 import asyncio
-from dataclasses import dataclass, replace
 
 from llmgw.agent.journal import Journal
 from llmgw.agent.seams import Disk
 from llmgw.model.ids import Fence, FleetId
 from llmgw.model.problems import AgentError, StalledError
+from llmgw.model.struct import Struct, replace
 from llmgw.wire import codec
 from llmgw.wire.messages import FENCED, NO_SPACE, WRONG_FLEET
 
@@ -15,8 +15,7 @@ FOLDER = "state"
 FILE = "owner.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class Owner(Struct):
     """What is kept. ``fence`` is the highest that has commanded."""
 
     fleet: FleetId | None = None

@@ -6,7 +6,6 @@ import posixpath
 import pwd
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,6 +13,7 @@ from llmgw.agent.policyfile import BrokenPolicyError, read_policy
 from llmgw.model.facts import EngineFact, Gpu
 from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec
 from llmgw.model.localpolicy import LocalPolicy
+from llmgw.model.struct import replace
 
 POLICY = Path("/etc/llmgw/agent.yaml")
 VARIABLE = "LLMGW_AGENT_POLICY"

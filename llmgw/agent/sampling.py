@@ -5,9 +5,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
 
 from llmgw.model.facts import Facts
+from llmgw.model.struct import replace
 
 LOG = logging.getLogger(__name__)
 

@@ -5,7 +5,6 @@ the real ones, fakes.py a pretended node for tests and the simulation.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
@@ -15,6 +14,7 @@ from llmgw.model.ids import JobId, ShardId
 from llmgw.model.launch import FetchSpec, HttpProbe, InstallSpec, LaunchSpec, Metric
 from llmgw.model.localpolicy import LocalPolicy
 from llmgw.model.report import Exit, JobReport, Report, ShardReport
+from llmgw.model.struct import Struct, field
 from llmgw.wire.messages import (
     Accepted,
     AdaptersParams,
@@ -35,8 +35,7 @@ from llmgw.wire.messages import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessId:
+class ProcessId(Struct):
     """Who a process is, beyond reuse of its number: ``start`` is field 22 of /proc/PID/stat, in clock ticks."""
 
     boot_id: str
@@ -44,8 +43,7 @@ class ProcessId:
     start: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class Order(Struct):
     """One process to start, with every late value filled in. Holds secrets: never logged, never kept."""
 
     shard: str
@@ -59,8 +57,7 @@ class Order:
     user: str | None = None  # None: the agent's own
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class Running(Struct):
     """A process that was started, or found again: the shim and the engine under it."""
 
     shard: str
@@ -135,8 +132,7 @@ class Spawner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Struct):
     """``status`` 0: nobody answered, ``text`` says why."""
 
     status: int
@@ -311,8 +307,7 @@ class JobGate(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalEvent:
+class JournalEvent(Struct):
     """A journal entry before the journal gives it time and number."""
 
     kind: str  # shard-state, shard-exit, problem

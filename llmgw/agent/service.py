@@ -8,7 +8,6 @@ import hashlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -27,6 +26,7 @@ from llmgw.model.ids import JobId
 from llmgw.model.launch import FetchSpec
 from llmgw.model.problems import AgentError, RetryError, StalledError
 from llmgw.model.report import AgentInfo, Report
+from llmgw.model.struct import replace
 from llmgw.model.weights import Inspection
 from llmgw.wire import codec, messages
 from llmgw.wire.messages import (

@@ -20,11 +20,11 @@ below ``work`` (0711)   mode   what
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmgw.model.facts import Facts
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct, replace
 from llmgw.wire import codec
 from llmgw.wire.doorway import SOCKET
 from llmgw.wire.setup import LOCK, LOG, PRETENDED, SETTINGS, SETTINGS_FORMAT, AgentSettings
@@ -49,8 +49,7 @@ FOLDERS: Mapping[str, int] = {
 SHARED_MODE = 0o755
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class Layout(Struct):
     """Where things are."""
 
     work: Path

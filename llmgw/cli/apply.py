@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from llmgw.controller.passes.values import PassRequest
 from llmgw.controller.passes.verdict import verdict
 from llmgw.model.plan import Plan
 from llmgw.model.problems import StaleError
+from llmgw.model.struct import replace
 from llmgw.model.units import duration
 
 WITHOUT_TERMINAL = "give --yes, or a plan that `llmgw plan --out` saved"

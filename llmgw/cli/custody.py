@@ -1,7 +1,6 @@
 """Commands that change whose business a replica is: ``forget``, ``adopt``."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -21,6 +20,7 @@ from llmgw.controller.passes.values import PassRequest
 from llmgw.core.amounts import names
 from llmgw.model.plan import Plan
 from llmgw.model.problems import StaleError
+from llmgw.model.struct import replace
 
 
 @click.command(short_help="Stop managing a replica or a model; what runs runs on.")

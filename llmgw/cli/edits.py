@@ -5,7 +5,6 @@ Each changes fields of manifests in the work tree, commits just that with the us
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import click
@@ -24,22 +23,21 @@ from llmgw.manifests.edit import UNSET, Target, edited
 from llmgw.manifests.settingtext import Place, assignment, meanings, named, place_of
 from llmgw.model.manifest import Manifests, ModelSpec
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct
 
 Command = Callable[..., Any]
 MOST_SUBJECT: Final = 72
 """Signs of a commit's subject that are shown everywhere."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(Struct):
     """One field and the values that it may get: the first that the schema takes."""
 
     place: Place
     values: tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
+class Edit(Struct):
     """``what`` is the commit's subject."""
 
     what: str

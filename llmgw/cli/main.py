@@ -6,7 +6,6 @@ Each command's module is imported only when it is called, so that ``llmgw --help
 import gc
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import click
 from llmgw import __version__
 from llmgw.cli import output
 from llmgw.model.problems import LlmgwError
+from llmgw.model.struct import Struct, replace
 
 INTERRUPTED = 130
 YOUNG = 50_000
@@ -23,8 +23,7 @@ YOUNG = 50_000
 hardly any garbage: looking after every 700, as Python does, is a tenth of the whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, kw_only=False):
     """Where a command lives and what ``--help`` says of it."""
 
     place: str  # module:attribute
@@ -120,8 +119,7 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     return next(iter(get_close_matches(name, known, n=1)), "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(Struct):
     """The options that belong to every command: which fleet. None: not given, so llmgw.yaml, the environment or
     the default decides."""
 
@@ -235,8 +233,6 @@ def fleet_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _also_here(ctx: click.Context, option: click.Parameter, value: Any) -> None:
     if value is not None:
-        from dataclasses import replace  # noqa: PLC0415 - only where the option is used
-
         assert option.name is not None
         ctx.obj = replace(ctx.obj if isinstance(ctx.obj, Asked) else Asked(), **{option.name: value})
 

@@ -4,7 +4,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ from llmgw.cli.environment import environment
 from llmgw.cli.main import Asked, fleet_options
 from llmgw.model.manifest import Manifests
 from llmgw.model.problems import InvalidError, Problem
+from llmgw.model.struct import Struct, replace
 
 DOCUMENTS = ("fleet", "node", "profile", "model", "settings", "plan", "status", "record", "endpoints")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(Struct):
     """Where a fleet's manifests lie on disk. ``folder`` is seen from ``root``; None: the usual one."""
 
     root: Path

@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +18,7 @@ from llmgw.controller.passes.halt import Halt
 from llmgw.controller.passes.links import Links
 from llmgw.controller.settings import Settings, load_settings
 from llmgw.model.record import Outcome
+from llmgw.model.struct import replace
 
 T = TypeVar("T")
 SHOW_CURSOR = "\x1b[?25h"

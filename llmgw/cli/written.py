@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,12 +15,12 @@ from llmgw.manifests.folder import read_folder
 from llmgw.manifests.load import load
 from llmgw.model.manifest import Manifests
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct
 
 SCHEMA: Final = ".schemas/node.schema.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class Written(Struct):
     """What lies in the work tree right now, and is valid."""
 
     tree: WorkTree

@@ -6,7 +6,6 @@ Only seams and values stand here, so that the simulation builds a fleet of fakes
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from llmgw.model.desired import Desired
 from llmgw.model.ids import Commit, FleetId
 from llmgw.model.problems import Where
 from llmgw.model.record import LEASE
+from llmgw.model.struct import Struct
 from llmgw.model.weights import Inspection
 
 
@@ -105,8 +105,7 @@ def _any_build() -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class Fleet(Struct):
     """``first_id`` becomes the fleet's id if it has no record yet. ``lock`` keeps other passes of this machine out:
     entered with the seconds to wait for them, it raises HeldError naming the holder; ``instance`` says which lock that is. ``environment`` is where
     ``fromEnv`` values come from; ``learn`` is told every secret that is looked up, so that it never shows."""

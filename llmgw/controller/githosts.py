@@ -1,10 +1,7 @@
 """What settings say of Git hosts and of who must have signed, as values. Secrets stay references until they are used."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
-
-from cattrs import BaseValidationError
 
 from llmgw.controller.nodes.ssh import hostkeys
 from llmgw.controller.repo.verifying import Mode
@@ -12,13 +9,13 @@ from llmgw.manifests import decode, schema, yamltext
 from llmgw.manifests.yamltext import Document
 from llmgw.model.manifest import Secret
 from llmgw.model.problems import InvalidError, Problem, Where
+from llmgw.model.struct import Struct, field, replace
 
 NAMES = ("token", "stateToken", "hostKeys", "verify")
 """Settings that are no plain word. In a variable they are written as in llmgw.yaml: ``LLMGW_TOKEN='{fromFile: /etc/llmgw/token}'``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verify:
+class Verify(Struct):
     """Which commits must be signed, and by whom: a path, or the content itself."""
 
     mode: Mode = Mode.HEAD
@@ -26,8 +23,7 @@ class Verify:
     pgp_keyring: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GitHosts:
+class GitHosts(Struct):
     """``places`` says where each of them was written, for messages."""
 
     token: Secret | None = None
@@ -110,9 +106,7 @@ def verify_in(file: str, data: bytes) -> Verify | None:
 def git_hosts(written: Mapping[str, Any], places: Mapping[str, Where]) -> GitHosts:
     """Out of values that had no :func:`problems`. Raises ValueError where they had."""
     try:
-        made = decode.converter().structure(
-            {name: written[name] for name in NAMES if name in written}, GitHosts
-        )
-    except BaseValidationError as wrong:
+        made = decode.value(GitHosts, {name: written[name] for name in NAMES if name in written})
+    except ValueError as wrong:
         raise ValueError(f"these settings can't be read: {wrong}") from wrong
     return replace(made, places=places)

@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from llmgw.controller import githosts
 from llmgw.controller.serving import configuration
 from llmgw.manifests import yamltext
 from llmgw.model.problems import InvalidError, Problem, Where
+from llmgw.model.struct import Struct
 
 FILE = "llmgw.yaml"
 _MAX_FILE = 2 * 1024 * 1024  # bytes; keys of those who sign may stand in it
@@ -45,8 +45,7 @@ NAMES = (
 KNOWN = (*NAMES, *githosts.NAMES, *configuration.NAMES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class Given(Struct):
     """A setting as it was written: ``base`` is what relative paths count from, ``source`` is for messages."""
 
     value: Any

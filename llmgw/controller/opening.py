@@ -3,7 +3,6 @@
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -37,6 +36,7 @@ from llmgw.model.ids import FleetId
 from llmgw.model.manifest import Secret
 from llmgw.model.problems import StalledError, Where
 from llmgw.model.record import Record
+from llmgw.model.struct import Struct
 from llmgw.redaction import Redactor
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ def _nobody_listens(_: str) -> None:
 SECRET_VARIABLE = "LLMGW_SECRET"  # noqa: S105 - the variable's name, not what it holds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class Opened(Struct):
     """A fleet, and what only the command line needs beside it."""
 
     fleet: Fleet

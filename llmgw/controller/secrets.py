@@ -17,7 +17,7 @@ from llmgw.controller.repo.failures import GitError
 from llmgw.controller.repo.git import Git, GitEnvironment
 from llmgw.controller.repo.locks import make_private_folder
 from llmgw.model.ids import ReplicaId, key_id
-from llmgw.model.manifest import FromEnv, FromFile, Value
+from llmgw.model.manifest import Secret, Value
 from llmgw.model.problems import StalledError
 from llmgw.redaction import MASK, Redactor
 
@@ -283,9 +283,9 @@ def resolve(value: Value, environ: Mapping[str, str]) -> Masked:
 
     Raises StalledError naming the variable or file, never what it holds."""
     match value:
-        case FromEnv(from_env=name):
+        case Secret(from_env=str(name)):
             return _from_environment(name, environ)
-        case FromFile(from_file=path):
+        case Secret(from_file=str(path)):
             return _from_file(path, environ)
         case _:
             return Masked(value)

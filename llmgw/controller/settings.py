@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from llmgw.controller.serving.configuration import Serving
 from llmgw.model.ids import digest
 from llmgw.model.problems import InvalidError, Problem, Where
 from llmgw.model.record import LEASE
+from llmgw.model.struct import Struct, replace
 
 DEFAULT_STATE_REF = "llmgw/state"
 DEFAULT_POLL, DEFAULT_RESYNC = 30.0, 300.0  # seconds
@@ -28,8 +28,7 @@ TOKENS = {"token": "repo", "stateToken": "stateRepo"}
 """Each with the setting that names the host which gets it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(Struct):
     """Everything settled; paths are absolute. ``branch`` None: the one that the repository's HEAD names. ``path`` None:
     ``manifests`` below ``base`` if the commit has it, else ``base``."""
 

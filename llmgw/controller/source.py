@@ -1,7 +1,6 @@
 """The manifests out of Git: a commit's tree read through the mirror, loaded and resolved."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from llmgw.controller.repo import applied
@@ -15,6 +14,7 @@ from llmgw.model.desired import Desired
 from llmgw.model.ids import Commit
 from llmgw.model.manifest import Manifests
 from llmgw.model.problems import Where
+from llmgw.model.struct import replace
 
 AUTHOR = 200
 """Characters of a commit's author that are kept: anybody may write anything there."""

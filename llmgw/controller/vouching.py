@@ -6,7 +6,6 @@ whoever can push could let themselves in.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -18,6 +17,7 @@ from llmgw.controller.repo.state_branch import GitRecordStore, UnreadableRecordE
 from llmgw.controller.repo.verifying import Mode, Policy, vouched
 from llmgw.model.ids import Commit
 from llmgw.model.problems import StalledError, Where
+from llmgw.model.struct import Struct
 
 FILE: Final = "llmgw.yaml"
 _MAX_KEYS: Final = 1024 * 1024  # bytes
@@ -25,8 +25,7 @@ _CONTENT = re.compile(r"\n|\s(ssh-|ecdsa-|sk-)|-----BEGIN PGP")
 """A value that is who may sign, and not a path to it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vouching:
+class Vouching(Struct):
     """``verify`` is what the settings say, at ``where``. ``own``: they are the controller's, outside of the repository, so they
     alone count. Else they lie in a work tree, and what the last applied commit says goes before them."""
 

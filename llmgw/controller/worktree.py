@@ -5,12 +5,12 @@ Unlike the mirror, this is the user's git: their configuration counts, and so do
 
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from llmgw.controller.repo.remote import Remote, remote_of
 from llmgw.model.problems import InvalidError, StalledError
+from llmgw.model.struct import Struct
 from llmgw.redaction import MASK, without_userinfo
 
 ASKING: Final = 60.0
@@ -21,8 +21,7 @@ LITERALLY: Final = {"GIT_LITERAL_PATHSPECS": "1"}
 """A path is a path, whatever signs are in it. ``check-ignore`` takes it so anyway and refuses to be told."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkTree:
+class WorkTree(Struct):
     """``top`` is the work tree's; ``environ`` what the user's own git would see."""
 
     top: Path

@@ -5,7 +5,6 @@ file or a network. Golden files hold what it says, to the letter.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from llmgw.model.desired import DesiredModel
@@ -15,11 +14,11 @@ from llmgw.model.launch import FetchSpec, HelpSpec, InstallSpec, LaunchSpec, Lor
 from llmgw.model.manifest import NodeSpec, Pip
 from llmgw.model.problems import Problem
 from llmgw.model.record import RankPlacement
+from llmgw.model.struct import Struct, field
 from llmgw.model.weights import Measured, Weights
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeContext:
+class NodeContext(Struct):
     """What an adapter may know of a node. ``facts`` is None before first contact."""
 
     name: str
@@ -27,8 +26,7 @@ class NodeContext:
     facts: Facts | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenPath:
+class OpenPath(Struct):
     """A path that an engine answers without a key. ``gives`` says what whoever reaches it gets; ``harmful``: more than a look."""
 
     path: str
@@ -36,8 +34,7 @@ class OpenPath:
     harmful: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuKind:
+class GpuKind(Struct):
     """GPUs that are alike: what a sum has to know of them."""
 
     gpu_class: str
@@ -49,8 +46,7 @@ class GpuKind:
         return GpuKind(gpu_class=gpu.gpu_class, memory=gpu.memory_total, capability=gpu.compute_capability)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class Known(Struct):
     """What the planner knows beside the manifests: of the model's weights (None: nothing), of the fleet's GPUs, and what
     replicas were seen to take, by the key of what it holds for."""
 
@@ -64,8 +60,7 @@ STATE_IT = "write memory: in the profile with what one shard takes, or allow it 
 """What to do where a size is not known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuNeed:
+class GpuNeed(Struct):
     """What one rank takes of each of its GPUs, if they are of one kind. ``memory`` must fit into ``room``, which is what the
     engine may use of such a GPU; ``takes`` is what it takes as it starts, so much must be free. ``refused``: it can't run on
     this kind, whatever is free, and why. ``unknown``: the sum is known for other kinds only, and why not for this one."""
@@ -83,8 +78,7 @@ class GpuNeed:
         return not self.refused and not self.unknown and self.memory <= self.room
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class Need(Struct):
     """What one rank of a model takes of its node.
 
     ``gpu_memory`` is bytes on each of its GPUs, ``memory`` host memory; ``on`` is the same by kind of GPU, where the sum is
@@ -111,16 +105,14 @@ class Need:
         return next((each for each in self.on if each.kind == kind), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variable:
+class Variable(Struct):
     """A variable of the environment and, for people, where its value comes from."""
 
     value: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankNetwork:
+class RankNetwork(Struct):
     """How one rank of a gang reaches the others: what its processes are told, and what must still hold on its node just
     before they start (``gids`` as in :class:`llmgw.model.launch.Expect`). Found by core/fabric."""
 
@@ -129,8 +121,7 @@ class RankNetwork:
     interface_address: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class Placed(Struct):
     """A replica whose place is settled: what ``launch`` turns into words. ``network`` by rank; empty for a single one.
     ``weights_size`` in bytes; zero: not known."""
 

@@ -2,13 +2,13 @@
 are in lifecycle.py.
 """
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import TypeAlias
 
 from llmgw.model.launch import RestartPolicy, ShardTimeouts
 from llmgw.model.report import Exit, ShardState
+from llmgw.model.struct import Struct
 
 S = ShardState
 
@@ -31,8 +31,7 @@ class Action(Enum):
     REST = "rest"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class Rules(Struct):
     """What the table takes from a launch spec."""
 
     restart: RestartPolicy = RestartPolicy()
@@ -42,8 +41,7 @@ class Rules:
     rendezvous: float = 0  # seconds that its processes may wait for others, together
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
+class Life(Struct):
     """Where a shard is. Written to disk at each change, before the action."""
 
     state: ShardState
@@ -65,39 +63,33 @@ class Life:
     adopted: bool = False  # found running, not ready since
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ordered:
+class Ordered(Struct):
     """A standing order has come. ``here``: there is no job to wait for."""
 
     here: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobsWaiting:
+class JobsWaiting(Struct):
     """``state`` is installing or fetching."""
 
     state: ShardState
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobsDone:
+class JobsDone(Struct):
     pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobsFailed:
+class JobsFailed(Struct):
     error: str
     retry: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launched:
+class Launched(Struct):
     """The engine has been executed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchRefused:
+class LaunchRefused(Struct):
     """``mismatch``: the node is not what the plan took for granted; that counts as no attempt. ``processes``:
     sidecars run already."""
 
@@ -106,81 +98,67 @@ class LaunchRefused:
     processes: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PortOpen:
+class PortOpen(Struct):
     pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class Ready(Struct):
     pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeFailed:
+class ProbeFailed(Struct):
     """It was ready and has not answered several times in a row."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class Waiting(Struct):
     """Nothing has changed but what it waits for."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exited:
+class Exited(Struct):
     """The engine, or a sidecar that isn't optional, has ended."""
 
     exit: Exit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadlinePassed:
+class DeadlinePassed(Struct):
     pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainAsked:
+class DrainAsked(Struct):
     timeout: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drained:
+class Drained(Struct):
     note: str = "nothing in flight"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopAsked:
+class StopAsked(Struct):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gone:
+class Gone(Struct):
     """No process is left and the GPUs' memory is back; ``note`` says what could not be verified."""
 
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SurvivedKill:
+class SurvivedKill(Struct):
     who: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adopted:
+class Adopted(Struct):
     """A new agent has found the engine running."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
+class Resumed(Struct):
     """A new agent has found the order, and no engine under it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rebooted:
+class Rebooted(Struct):
     """A new agent has found the order, written before the machine went down: nothing of it can run."""
 
 

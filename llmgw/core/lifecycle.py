@@ -26,7 +26,6 @@ Every state that is neither terminal nor ready has a deadline and a reason. The 
 count of attempts starts anew. docs/lifecycle.md tells people what this means.
 """
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, NoReturn, TypeAlias
 
@@ -61,6 +60,7 @@ from llmgw.core.life import (
 )
 from llmgw.model.launch import ENGINE, LaunchSpec
 from llmgw.model.report import Exit, ShardState
+from llmgw.model.struct import replace
 
 S = ShardState
 

@@ -5,7 +5,6 @@ leaves no choice to those who carry it out.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from llmgw import __version__
@@ -54,10 +53,10 @@ from llmgw.model.ids import Commit
 from llmgw.model.plan import Action, Basis, Change, Drift, Plan, Step, StepKind, told_of
 from llmgw.model.record import Record, ReplicaRecord
 from llmgw.model.report import Observed
+from llmgw.model.struct import Struct, field, replace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
+class PlanOptions(Struct):
     """What the shell knows and a person may allow. ``strict_ancestor``: the commit is a strict ancestor of the recorded one; ``diverged``: neither comes after the other.
     ``record_commit`` and ``record_at`` say which record an offline plan was made from. Agents older than ``agent_version``
     are upgraded, and over SSH those of another ``agent_build`` replaced (empty: any will do).

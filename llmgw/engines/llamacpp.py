@@ -5,7 +5,6 @@ One process a replica; several GPUs hold a model in layers. ``-c`` is shared out
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from llmgw.core.adapter import NOTHING_KNOWN, Known, Need, NodeContext, Placed
@@ -31,6 +30,7 @@ from llmgw.model.launch import (
 from llmgw.model.manifest import Adapter, Pip
 from llmgw.model.problems import Problem
 from llmgw.model.record import RankPlacement
+from llmgw.model.struct import replace
 
 SERVER = "llama-server"
 EXAMPLE_VERSION = "2026.10.11549"

@@ -6,7 +6,6 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from llmgw.engines import weights
@@ -14,6 +13,7 @@ from llmgw.model.desired import DesiredModel
 from llmgw.model.launch import ADAPTER, FetchSpec, HttpProbe, LoraAdapter, LoraCalls, LoraListing
 from llmgw.model.manifest import ADAPTER_RANK, Adapter, Pip, Source
 from llmgw.model.problems import Problem
+from llmgw.model.struct import Struct
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]*")
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -24,8 +24,7 @@ OPENAI_LIST = LoraListing(
 """Beside the model itself ``/v1/models`` lists its adapters, whose ``parent`` is the model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lora:
+class Lora(Struct):
     """``static`` are (name, path) of adapters loaded at the start, ``slots`` how many a batch may use, ``rank`` the highest
     rank among all that are listed."""
 

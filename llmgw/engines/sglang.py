@@ -4,7 +4,6 @@ The flags are those of the versions that :mod:`llmgw.engines.versions` names. Fa
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from llmgw.core.adapter import NOTHING_KNOWN, Known, Need, NodeContext, Placed
@@ -32,6 +31,7 @@ from llmgw.model.launch import (
 from llmgw.model.manifest import Adapter, Pip, ProfileSpec
 from llmgw.model.problems import Problem
 from llmgw.model.record import RankPlacement
+from llmgw.model.struct import replace
 
 IN_FLIGHT = ("sglang:num_running_reqs", "sglang:num_queue_reqs")
 HIGHEST_RANK = 1024

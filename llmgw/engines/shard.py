@@ -1,7 +1,6 @@
 """From an engine's process to a whole launch spec: claims, needs, expectations, restarts and times are the same for
 every engine that serves HTTP from rank 0."""
 
-from dataclasses import replace
 from functools import lru_cache
 from ipaddress import ip_address
 
@@ -21,6 +20,7 @@ from llmgw.model.launch import (
     ShardTimeouts,
 )
 from llmgw.model.record import RankPlacement
+from llmgw.model.struct import replace
 
 
 def launch_spec(

@@ -5,16 +5,15 @@ An engine at a path has a version that nobody told; ``unknown`` says what is tak
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from llmgw.model.manifest import Engine
 from llmgw.model.problems import Problem
+from llmgw.model.struct import Struct
 
 _RELEASE = re.compile(r"[0-9]+(?:\.[0-9]+)*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trait:
+class Trait(Struct):
     """Something that an engine has or does from a version on."""
 
     since: str
@@ -22,8 +21,7 @@ class Trait:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Versions:
+class Versions(Struct):
     """The versions of one engine that its adapter was written for, both ends included, and what differs among them."""
 
     engine: str

@@ -5,7 +5,6 @@ The flags are those of the versions that :mod:`llmgw.engines.versions` names. Fa
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from llmgw.core.adapter import NOTHING_KNOWN, Known, Need, NodeContext, Placed
 from llmgw.engines import checkpoint, checks, helps, lora, parallel, ray, weights
@@ -32,6 +31,7 @@ from llmgw.model.launch import (
 from llmgw.model.manifest import Pip, ProfileSpec
 from llmgw.model.problems import Problem
 from llmgw.model.record import RankPlacement
+from llmgw.model.struct import replace
 
 IN_FLIGHT = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 LORA_RANKS = lora.RANKS

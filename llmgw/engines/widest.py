@@ -3,7 +3,6 @@ would add. Shapes that the engine refuses are left out. Nothing of it is ever st
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 from llmgw.core.adapter import EngineAdapter, NodeContext, Placed
 from llmgw.model.claims import GpuClaim
@@ -12,6 +11,7 @@ from llmgw.model.ids import replica_id
 from llmgw.model.launch import LaunchSpec
 from llmgw.model.manifest import Adapter, ModelSpec, Parallel, Pip, ProfileSpec, Source
 from llmgw.model.record import RankPlacement
+from llmgw.model.struct import Struct, replace
 
 AS_ASKED = ""
 NODES = 2
@@ -21,8 +21,7 @@ FIRST_PORT = 18000
 _ELSEWHERE = "beside-{}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(Struct):
     """``what`` says what the model would have to ask for; empty: nothing, it is as it asks."""
 
     what: str

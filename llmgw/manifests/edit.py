@@ -8,7 +8,6 @@ what it said before, but for the field. Where no splice does that (a value that 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import yaml
@@ -16,6 +15,7 @@ from yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode, SequenceNo
 
 from llmgw.manifests import yamltext
 from llmgw.model.problems import InvalidError, StalledError
+from llmgw.model.struct import Struct
 
 BOM: Final = "\ufeff"
 _BREAK: Final = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
@@ -36,8 +36,7 @@ UNSET: Final = _Absent()
 """As a value: take the field away."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(Struct):
     """One document of a file, by what it describes. ``kind`` as manifests write it; a Fleet may go by any name."""
 
     file: str
@@ -174,8 +173,7 @@ def _same(one: Any, other: Any) -> bool:
 # ---- splicing -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Splice:
+class _Splice(Struct, kw_only=False):
     start: int
     end: int
     text: str

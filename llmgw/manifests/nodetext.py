@@ -6,10 +6,10 @@ Only what differs from the defaults is written, and what a newcomer is likely to
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from llmgw.model.manifest import API_VERSION, Expect, NodeSpec, Ssh
+from llmgw.model.struct import Struct
 
 _PLAIN: Final = re.compile(r"^[A-Za-z/~][A-Za-z0-9 ._/~@-]*[A-Za-z0-9._/~@-]$|^[a-z]$")
 _IPV4: Final = re.compile(r"^\d{1,3}(\.\d{1,3}){3}$")
@@ -17,8 +17,7 @@ _USUAL: Final = Ssh(host="")
 _WORDS_OF_YAML: Final = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remarks:
+class Remarks(Struct):
     """What is said beside the fields. ``machine``: what it is, one a line; ``address``: why this one; ``fabric``: adapters
     that were seen."""
 

@@ -1,9 +1,9 @@
 """Which files of a repository are manifests, and where its symbolic links lead. Repository paths only, no disk."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from llmgw.model.problems import Problem, Where
+from llmgw.model.struct import Struct
 
 MANIFEST_SUFFIXES = (".yaml", ".yml")
 FACTS_SUFFIX = ".json"
@@ -63,8 +63,7 @@ def parent(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
+class Links(Struct):
     """The symbolic links of a tree: path to target, as written."""
 
     targets: Mapping[str, str]

@@ -4,13 +4,13 @@ import difflib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from llmgw.manifests import schema
 from llmgw.model.manifest import KINDS
 from llmgw.model.problems import InvalidError, Problem
+from llmgw.model.struct import Struct
 
 _TYPES = {
     "string": "text",
@@ -38,8 +38,7 @@ _NAMED = {
 _LEAVES = frozenset({"env", "labels", "secret", "fromFile", "fromEnv", "value"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class Field(Struct):
     """One field. ``path`` begins with the kind; list items add nothing to it. ``default`` and ``example`` are JSON."""
 
     path: str

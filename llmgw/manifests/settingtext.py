@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from llmgw.manifests import yamltext
 from llmgw.model.manifest import KINDS, Manifest, Manifests
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct
 
 _PLACE: Final = re.compile(
     r"^(?P<kind>[a-z]+)s?(?:/(?P<name>[a-z0-9][a-z0-9.-]*?))?\.(?P<path>(?:spec|metadata)(?:[.\[].*)?)$",
@@ -17,8 +17,7 @@ _SHAPE: Final = "write KIND/NAME.spec.FIELD=VALUE, as in model/chat.spec.replica
 _WORDS: Final = {kind.lower(): kind for kind in KINDS}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(Struct):
     """A field of a manifest that exists."""
 
     manifest: Manifest

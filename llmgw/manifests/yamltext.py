@@ -6,7 +6,7 @@ read after a syntax error. Knows YAML only; what a manifest may say is :mod:`llm
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from yaml.cyaml import CParser  # type: ignore[attr-defined] # the stubs forget to export it
@@ -25,6 +25,7 @@ from yaml.events import (
 
 from llmgw.manifests import scalars, yamlerrors
 from llmgw.model.problems import Problem, Where
+from llmgw.model.struct import Struct, field
 
 MAX_BYTES = 1024 * 1024
 MAX_ALIASES = 1_000
@@ -37,8 +38,7 @@ MAX_PROBLEMS = 200
 Mark = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
+class Document(Struct):
     """One document. Paths are dotted with list indices: ``spec.args[2]``; lines and columns count from 1.
 
     ``marks`` tells where a value stands (a list or map that has a key: where its key stands), ``keys`` where the key

@@ -4,11 +4,10 @@ An alert has an id that stays the same while the thing is the same, however its 
 when an id comes and one when it goes.
 """
 
-from dataclasses import dataclass
-from datetime import datetime
 from enum import Enum
 
 from llmgw.model.ids import Commit
+from llmgw.model.struct import Struct, Time
 
 
 class Severity(Enum):
@@ -40,8 +39,7 @@ class AlertKind(Enum):
     REPLICA_FAILED = "replica-failed"  # given up
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alert:
+class Alert(Struct):
     """``id`` is ``gpu-xid/node/gpu01/GPU-8d3f:79``: kind, address and what tells two of one kind apart there. ``address``
     is what it is about, as in plans: ``node/gpu01``, ``model/chat``, ``model/chat/0``. ``text`` is one sentence for people,
     ``do`` what helps. ``since`` None: nobody has told since when. ``commit``: the one that brought it, where one did."""
@@ -53,7 +51,7 @@ class Alert:
     text: str
     do: str = ""
     node: str | None = None
-    since: datetime | None = None
+    since: Time | None = None
     commit: Commit | None = None
 
 

@@ -1,8 +1,9 @@
 """What a doctor says of a node: one line for each thing that was looked at, also for what is well."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
+
+from llmgw.model.struct import Struct
 
 
 class Level(Enum):
@@ -11,8 +12,7 @@ class Level(Enum):
     FAIL = "fail"  # something does not work
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class Check(Struct):
     """``do`` says what to do about it; empty where nothing is to be done."""
 
     name: str
@@ -21,8 +21,7 @@ class Check:
     do: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkup:
+class Checkup(Struct):
     checks: tuple[Check, ...] = ()
 
 

@@ -2,16 +2,15 @@
 every model carries the digest of what decides how its shards run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from llmgw.model.facts import Facts
 from llmgw.model.ids import Commit, Digest
 from llmgw.model.manifest import FleetSpec, ModelSpec, NodeSpec, Pip, ProfileSpec
 from llmgw.model.problems import Problem, Where
+from llmgw.model.struct import Struct, field
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DesiredNode:
+class DesiredNode(Struct):
     """A node with its address settled. ``pretended`` holds the facts of ``local.facts``; ``pip`` the fleet's packages, which
     its agent is made from too. ``leaving``: Git does not name it any more; as recorded, until nothing of ours runs there.
     ``formerly``: names that its agent may still have, after a rename that it has not been seen to know."""
@@ -28,8 +27,7 @@ class DesiredNode:
     leaving: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DesiredModel:
+class DesiredModel(Struct):
     """A model with its profile beside it: all that placement and engine adapters need.
 
     ``spec_digest`` covers everything that decides how a shard runs (engine, version, weights, flags, GPUs per
@@ -54,8 +52,7 @@ class DesiredModel:
         return digest == self.spec_digest or digest in self.also_runs_as
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Desired:
+class Desired(Struct):
     """``commit`` is None for a work tree, which can be planned but never applied. ``warnings`` hold back nothing."""
 
     commit: Commit | None

@@ -4,15 +4,13 @@ Sizes are bytes. Health is a list of reasons, never a bare boolean: empty means 
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
-from datetime import datetime
 from typing import Any
 
 from llmgw.model.localpolicy import LocalPolicy
+from llmgw.model.struct import Struct, Time, default_of, field, fields, replace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuProcess:
+class GpuProcess(Struct):
     """A process that holds memory of a GPU. ``shard`` is set when it is proven to be one of ours."""
 
     pid: int
@@ -22,13 +20,12 @@ class GpuProcess:
     shard: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Xid:
+class Xid(Struct):
     """An error that the driver has told the kernel of, the last of its number for this GPU since boot, and how often it
     came. ``at`` may be off by seconds."""
 
     number: int
-    at: datetime
+    at: Time
     text: str
     count: int = 1
 
@@ -37,8 +34,7 @@ INHERITED = "its GPU: "
 """Begins a reason against a MIG instance that is one against its GPU."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(Struct):
     """One GPU or MIG instance. The index only matters in the moment of launch; everything else uses the UUID."""
 
     uuid: str
@@ -63,8 +59,7 @@ class Gpu:
     processes: tuple[GpuProcess, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gid:
+class Gid(Struct):
     """One entry of an HCA port's GID table. The RoCE v2 entry with an IPv4 address differs by machine."""
 
     index: int
@@ -73,8 +68,7 @@ class Gid:
     netdev: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HcaPort:
+class HcaPort(Struct):
     """A port of an InfiniBand or RoCE adapter. ``rate`` in Gb/s, meaningless unless ACTIVE."""
 
     device: str
@@ -91,16 +85,14 @@ class HcaPort:
     bond: tuple[str, ...] = ()  # the interfaces that netdev bonds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interface:
+class Interface(Struct):
     name: str
     addresses: tuple[str, ...] = ()
     speed: int | None = None  # Mb/s
     up: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disk:
+class Disk(Struct):
     """A file system that one of the agent's directories lies on."""
 
     path: str
@@ -108,8 +100,7 @@ class Disk:
     free: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineFact:
+class EngineFact(Struct):
     """An engine installed on the node, or, without version and digest, one at a path whose help was asked for.
 
     ``flags`` is None until its help has been read, and when it could not be: ``flags_problem`` then says why.
@@ -124,8 +115,7 @@ class EngineFact:
     program: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsFact:
+class WeightsFact(Struct):
     """Weights present on the node, complete and verified."""
 
     digest: str
@@ -134,8 +124,7 @@ class WeightsFact:
     description: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(Struct):
     """What a node is. Absent parts are empty, with a reason among ``problems``: failing discovery is
     reported, never fatal."""
 
@@ -181,7 +170,7 @@ class Facts:
         named: dict[str, Any] = {
             one.name: getattr(pretended, one.name)
             for one in fields(Facts)
-            if one.default is not MISSING and getattr(pretended, one.name) != one.default
+            if not one.required and getattr(pretended, one.name) != default_of(one)
         }
         if pretended.memory_total and pretended.memory_available is None:
             named["memory_available"] = pretended.memory_total

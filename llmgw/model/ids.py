@@ -8,8 +8,9 @@ command about an old copy can never touch a new one.
 import hashlib
 import json
 import re
-from dataclasses import dataclass
 from typing import Any, NewType
+
+from llmgw.model.struct import Struct
 
 FleetId = NewType("FleetId", str)
 ReplicaId = NewType("ReplicaId", str)
@@ -27,8 +28,7 @@ _REPLICA = re.compile(
 _SHARD = re.compile(r"^(?P<replica>.+)-r(?P<rank>\d+)$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaName:
+class ReplicaName(Struct):
     """A replica id, taken apart."""
 
     prefix: str
@@ -80,8 +80,7 @@ def key_id(secret: bytes) -> str:
     return hashlib.sha256(b"llmgw key id\0" + secret).hexdigest()[:8]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fence:
+class Fence(Struct):
     """Carried by every mutating command. Agents refuse a lower serial, and the same serial with another
     intent commit: a controller that slept through its lease can do no harm."""
 

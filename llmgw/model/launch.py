@@ -11,12 +11,12 @@ Durations are seconds, sizes bytes.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
 
 from llmgw.model.claims import Claims
 from llmgw.model.ids import JobId, ReplicaId, ShardId
 from llmgw.model.manifest import Secret
+from llmgw.model.struct import Struct, field
 
 LATE_VALUES = ("gpu.indices", "gpu.uuids", "engine", "weights", "home", "key")
 ADAPTER = "adapter:"
@@ -26,16 +26,14 @@ ENGINE = "engine"  # the name of a shard's last process, whose exit is the shard
 TOKEN = "token"  # noqa: S105 - the name under which a fetch's access token travels, not what it holds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class File:
+class File(Struct):
     """A file laid below the shard's home before launch, mode 0600. ``path`` is relative."""
 
     path: str
     content: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitFor:
+class WaitFor(Struct):
     """A rendezvous: the process starts when something listens there."""
 
     host: str
@@ -43,8 +41,7 @@ class WaitFor:
     timeout: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class Process(Struct):
     """Environment is exact: nothing is inherited from the agent. The working directory is the engine's home."""
 
     name: str
@@ -55,8 +52,7 @@ class Process:
     optional: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpProbe:
+class HttpProbe(Struct):
     """A request that answers one question. ``authorized`` sends the replica's key as a bearer token."""
 
     path: str
@@ -67,8 +63,7 @@ class HttpProbe:
     """Text that the answer's body must hold, for example the served name in ``/v1/models``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
+class Metric(Struct):
     """Sum of the samples of one name in the engine's Prometheus text."""
 
     path: str
@@ -76,8 +71,7 @@ class Metric:
     authorized: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probes:
+class Probes(Struct):
     """What *ready* means. A rank without HTTP (``port`` None) is ready when up for ``alive_grace``.
 
     Before the first ready all of ``ready`` and then ``token`` must answer 200; afterwards ``alive`` is asked.
@@ -91,8 +85,7 @@ class Probes:
     in_flight: Metric | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expect:
+class Expect(Struct):
     """What the plan took for granted, checked again just before exec. A mismatch is a named Retry, and the
     next pass plans anew."""
 
@@ -105,8 +98,7 @@ class Expect:
     weights: str | None = None  # digest of the fetched weights
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestartPolicy:
+class RestartPolicy(Struct):
     """Only single shards restart locally; a gang is restarted by the controller."""
 
     local: bool = True
@@ -116,8 +108,7 @@ class RestartPolicy:
     reset_after: float = 600  # seconds ready until the count of attempts starts anew
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardTimeouts:
+class ShardTimeouts(Struct):
     startup: float = 1800
     stop: float = 60
     kill: float = 5
@@ -131,16 +122,14 @@ class ShardTimeouts:
     fetch: float = 6 * 3600
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class Program(Struct):
     """A program of llmgw's own runtime, laid into the engine's ``bin`` under the name ``install_as``."""
 
     runtime: str  # "llamaserver", "simengine"
     install_as: str  # "llama-server"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HelpSpec:
+class HelpSpec(Struct):
     """How a program of an engine is asked which flags it knows. ``argv`` may hold ``${engine}`` and ends with the one word that
     asks for help; ``sure`` are flags that each version knows: a help without one of them is not whole."""
 
@@ -154,8 +143,7 @@ class HelpSpec:
     timeout: float = 180
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstallSpec:
+class InstallSpec(Struct):
     """An engine, installed into an environment of its own and named by its digest. Generic on purpose: a new
     engine needs no new agent."""
 
@@ -175,8 +163,7 @@ class InstallSpec:
     timeout: float = 3600
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchSpec:
+class FetchSpec(Struct):
     """Weights, fetched to a directory named by ``digest``. Exactly one way is set, as in ``Model.spec.source``."""
 
     job: JobId  # fetch-<digest8>
@@ -198,8 +185,7 @@ class FetchSpec:
     timeout: float = 6 * 3600
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraAdapter:
+class LoraAdapter(Struct):
     """A LoRA adapter that a shard has: it lies at ``path``, or ``job`` fetches it under ``digest``, which names its source
     either way. ``rank`` is what the manifest states, ``send`` the JSON fields of a request that is to be answered by it."""
 
@@ -211,8 +197,7 @@ class LoraAdapter:
     job: JobId | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraListing:
+class LoraListing(Struct):
     """How an engine tells which adapters it has. ``at`` is the field of its answer that holds the list (empty: the answer is
     the list); ``name``, ``place`` and ``parent`` are the fields of an entry with the adapter's name, its path and the model it
     belongs to (empty: it has no such field). With ``parent`` told, an entry without one is no adapter."""
@@ -224,8 +209,7 @@ class LoraListing:
     parent: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraCalls:
+class LoraCalls(Struct):
     """How an engine loads and unloads adapters while it runs. In the bodies ``${name}`` and ``${path}`` stand inside JSON text.
     ``already``: words of a refusal that means that it has the adapter. ``most`` and ``highest_rank``: what it was started for."""
 
@@ -237,8 +221,7 @@ class LoraCalls:
     timeout: float = 120
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraOrder:
+class LoraOrder(Struct):
     """The adapters of a shard, in the order in which they are loaded. Without ``calls`` the engine has them from its start and
     until its end. ``form`` says what must lie there: a directory of PEFT, a GGUF file, or nothing in particular."""
 
@@ -248,8 +231,7 @@ class LoraOrder:
     form: Literal["peft", "gguf", ""] = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
+class Measure(Struct):
     """What to look for in the engine's output once it is ready: ``patterns`` are regular expressions with one group, by name.
     What they find is reported under ``key`` with ``about`` and ``given``, which the agent only passes on."""
 
@@ -259,8 +241,7 @@ class Measure:
     given: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchSpec:
+class LaunchSpec(Struct):
     """One shard's standing order. Processes start in order; the last one, named ``engine``, is the shard."""
 
     shard: ShardId

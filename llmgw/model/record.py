@@ -5,8 +5,7 @@ Laid out as ``record.json`` (head, models, the last pass), ``replicas/<model>/<r
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import Enum
 from typing import Any
 
@@ -16,6 +15,7 @@ from llmgw.model.ids import Commit, FleetId, ReplicaId
 from llmgw.model.manifest import ModelSpec, NodeSpec, ProfileSpec
 from llmgw.model.problems import Where
 from llmgw.model.report import Exit
+from llmgw.model.struct import Struct, Time, field
 from llmgw.model.weights import Measured, Weights
 
 FORMAT = 1
@@ -43,8 +43,7 @@ class Outcome(Enum):
     RECOVERED = "recovered"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlacement:
+class RankPlacement(Struct):
     """Where one rank runs. ``ports`` holds the HTTP port first, then what else the engine needs."""
 
     rank: int
@@ -55,8 +54,7 @@ class RankPlacement:
     ports: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaSpec:
+class ReplicaSpec(Struct):
     """The resolved model a replica was started with: enough to start it again without the manifests."""
 
     model: ModelSpec
@@ -66,8 +64,7 @@ class ReplicaSpec:
     key_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class Origin(Struct):
     """The line of the commit that a replica is there for."""
 
     commit: Commit
@@ -76,8 +73,7 @@ class Origin:
     author: str = ""  # of the commit, as Git writes it; empty: not known
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaRecord:
+class ReplicaRecord(Struct):
     id: ReplicaId
     model: str
     ordinal: int
@@ -88,53 +84,49 @@ class ReplicaRecord:
     phase: ReplicaPhase
     origin: Origin
     reasons: tuple[str, ...] = ()
-    draining_since: datetime | None = None
+    draining_since: Time | None = None
     last_exit: Exit | None = None
     replaced_by: str = ""
     """Who asked for a new copy in its place though nothing changed; empty: nobody."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Held(Struct):
     """A spec that failed: not tried again until the model's digest changes."""
 
     spec_digest: str
     commit: Commit
     reason: str
-    at: datetime
+    at: Time
     replica: ReplicaId | None = None
     last_lines: tuple[str, ...] = ()
     author: str = ""  # of that commit; empty: not known
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evicted:
+class Evicted(Struct):
     """Why one ordinal has no copy: it made room for another model's. It is no failure, and counts as none."""
 
     replica: ReplicaId  # that went
     made_room_for: str  # address of who came: model/chat/0
     commit: Commit
     serial: int
-    at: datetime
+    at: Time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempts:
+class Attempts(Struct):
     """How often one ordinal has failed in a row as a gang, which only the reconciler starts again: a single shard counts
     its own attempts on its node. ``refused``: how often in a row its node was not what the plan took for granted, which
     counts as no attempt."""
 
     spec_digest: str
     count: int
-    at: datetime  # when the last failure was seen
+    at: Time  # when the last failure was seen
     error: str
     replica: ReplicaId  # that failed last
     refused: int = 0
     nodes: tuple[str, ...] = ()  # where it failed in a row, newest last
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRecord:
+class ModelRecord(Struct):
     """What outlives a model's replicas: its first name, how often each ordinal was placed, what failed."""
 
     name: str
@@ -157,8 +149,7 @@ class ModelRecord:
     ] = ()  # names that it had before, newest last: taken back in Git, each is a rename again
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRecord:
+class NodeRecord(Struct):
     """What offline plans and the next pass need of a node."""
 
     name: str
@@ -167,8 +158,8 @@ class NodeRecord:
     agent_version: str = ""
     boot_id: str = ""
     journal_cursor: int = 0
-    unreachable_since: datetime | None = None
-    forgiven_at: datetime | None = None
+    unreachable_since: Time | None = None
+    forgiven_at: Time | None = None
     """It was silent and answers again: until then that silence still counts, should it fall silent once more."""
     spec: NodeSpec | None = None
     """As Git had it last: how it is reached when Git does not name it any more. None: not recorded yet."""
@@ -178,16 +169,14 @@ class NodeRecord:
     """Names that it had before, newest last: taken back in Git, each is a rename again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointAdapter:
+class EndpointAdapter(Struct):
     """A LoRA adapter that a replica answers with. ``send``: the fields that a request to it carries for that."""
 
     name: str
     send: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class Endpoint(Struct):
     """Where a replica's OpenAI-compatible API is. What a gateway reads."""
 
     model: str
@@ -206,8 +195,7 @@ class Endpoint:
         return f"http://{host}:{self.port}/v1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassRecord:
+class PassRecord(Struct):
     """The last pass that commanded something. While ``outcome`` is None it holds the lease."""
 
     serial: int
@@ -216,10 +204,10 @@ class PassRecord:
     actor: str
     commit: Commit
     plan_digest: str
-    started: datetime
-    lease_until: datetime
+    started: Time
+    lease_until: Time
     outcome: Outcome | None = None
-    ended: datetime | None = None
+    ended: Time | None = None
     steps: Mapping[str, str] = field(default_factory=dict)  # step id -> outcome
     errors: tuple[str, ...] = ()
     signer: str = ""
@@ -233,41 +221,37 @@ class PassRecord:
     override: str = ""  # why changes were made although they are frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenUp:
+class GivenUp(Struct):
     """A replica that somebody gave up together with a machine that was lost, or whose order no agent knew of when the pass that
     gave it was taken over: should a shard of it turn up, it is told to stop."""
 
     replica: ReplicaId
     node: str
     by: str
-    at: datetime
+    at: Time
     serial: int = 0  # of the pass whose order may still come; 0: its machine was lost
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setback:
+class Setback(Struct):
     """How often in a row the agent of a machine could not be set up; the last time at ``at``."""
 
     count: int
-    at: datetime
+    at: Time
     error: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forgotten:
+class Forgotten(Struct):
     """A replica that somebody stopped managing without stopping it: it runs on by its agents' standing orders, keeps what it
     holds, and no plan touches it until it is adopted or has ended."""
 
     replica: ReplicaRecord
     by: str
-    at: datetime
+    at: Time
     serial: int
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Build:
+class Build(Struct):
     """What agents were made of, by the name that :class:`~llmgw.model.report.AgentInfo` gives it. ``by``: which controller's, the
     name of its state directory."""
 
@@ -275,8 +259,7 @@ class Build:
     by: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(Struct):
     fleet: FleetId
     serial: int = 0
     commit: Commit | None = None  # the manifests' commit last applied, whole

@@ -5,13 +5,12 @@ constants here and the table in core/lifecycle.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
 from enum import Enum
 
 from llmgw.model.claims import Claims
 from llmgw.model.facts import Facts
 from llmgw.model.ids import Fence, FleetId, JobId, ReplicaId, ShardId
+from llmgw.model.struct import Struct, Time, field
 from llmgw.model.weights import Measured, Weights
 
 
@@ -39,12 +38,11 @@ class JobState(Enum):
     CANCELLED = "cancelled"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
+class Exit(Struct):
     """How a process ended, explained. Exactly one of ``code`` and ``signal`` is set, or neither when an
     adopted process went without a shim to tell."""
 
-    at: datetime
+    at: Time
     process: str = "engine"
     code: int | None = None
     signal: int | None = None
@@ -55,20 +53,18 @@ class Exit:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComputesOn:
+class ComputesOn(Struct):
     """What a shard really computes on: GPUs its processes hold memory of, in bytes; empty means CPU."""
 
     gpus: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ByHand:
+class ByHand(Struct):
     """What somebody did to a shard on its node, past the controller; it counts until the controller commands it again."""
 
     verb: str  # started | stopped | drained
     by: str
-    at: datetime
+    at: Time
 
 
 class LoraState(Enum):
@@ -82,8 +78,7 @@ class LoraState(Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraReport:
+class LoraReport(Struct):
     """A LoRA adapter that a shard was told to have. ``send``: the JSON fields of a request that is to be answered by it."""
 
     name: str
@@ -94,8 +89,7 @@ class LoraReport:
     send: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardReport:
+class ShardReport(Struct):
     """One shard as its agent sees it."""
 
     shard: ShardId
@@ -107,15 +101,15 @@ class ShardReport:
     spec_digest: str
     state: str
     reason: str
-    since: datetime  # in this state
+    since: Time  # in this state
     attempts: int = 0
     pid: int | None = None  # the engine's
-    started: datetime | None = None
-    ready_at: datetime | None = None
-    next_try: datetime | None = None
+    started: Time | None = None
+    ready_at: Time | None = None
+    next_try: Time | None = None
     loading_seconds: float | None = None  # how long the last start took until ready
     last_error: str = ""
-    failed_at: datetime | None = None
+    failed_at: Time | None = None
     """When its run went wrong: its engine's own end, or its agent's finding that it does not get ready. Not the end that
     its agent then made of it."""
     last_exit: Exit | None = None
@@ -132,8 +126,7 @@ class ShardReport:
     adapters: tuple[LoraReport, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobReport:
+class JobReport(Struct):
     """Work with an end. ``total`` None: not known (yet)."""
 
     job: JobId
@@ -143,14 +136,13 @@ class JobReport:
     state: str
     done_bytes: int = 0
     total_bytes: int | None = None
-    started: datetime | None = None
-    ended: datetime | None = None
+    started: Time | None = None
+    ended: Time | None = None
     last_line: str = ""
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class Stored(Struct):
     """Something that jobs have brought to a node, whole or half made. ``held``: why its agent would not remove it now."""
 
     name: str  # engine/<digest>, weights/<digest>, tool/<name>-<version>-<digest8>, half/<job>/<name>
@@ -165,12 +157,11 @@ TOLD = "told"
 """The field of a shard-exit entry that says what the process had been told."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalEntry:
+class JournalEntry(Struct):
     """Something that happened on the node. Numbers only grow; a gap means entries were dropped."""
 
     number: int
-    at: datetime
+    at: Time
     kind: str  # agent-started, shard-state, shard-exit, adapter, job, fence, manual, policy, problem
     subject: str
     text: str
@@ -182,28 +173,26 @@ class JournalEntry:
         return TOLD in self.fields
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentInfo:
+class AgentInfo(Struct):
     version: str
     protocol: str  # "1.0"
     fleet: str | None
     node: str
     boot_id: str
     pid: int
-    started: datetime
+    started: Time
     user: str = ""
     build: str = (
         ""  # of the files that it was made of, as whoever installed it names them; empty: run where they lie
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Struct):
     """Everything one agent says. ``at`` is the node's clock as the answer is sent, ``took`` the seconds that it needed to
     answer: what is left of the time that an asker waits is the way there and back."""
 
     agent: AgentInfo
-    at: datetime
+    at: Time
     facts: Facts
     fence: Fence | None = None
     shards: tuple[ShardReport, ...] = ()
@@ -229,8 +218,7 @@ class Reach(Enum):
     NOT_ASKED = "not-asked"  # an offline plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeObservation:
+class NodeObservation(Struct):
     """What one pass learnt of one node. ``facts`` may stand without a report: from the probe, from pretended
     facts, or from the record in an offline plan; None: known only after bootstrap. ``skew``: seconds that the node's
     clock is ahead of the asker's; None: not known. ``owner``: another fleet that its agent belongs to, so that it was asked nothing."""
@@ -246,8 +234,7 @@ class NodeObservation:
     """Weights that this node should have and that can't be used there: why, by the digest of their source."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class Observed(Struct):
     """Everything one pass learnt, by node. ``weights`` are those that models ask for and something is known of, by the digest
     of their source; None: nobody looked."""
 

@@ -6,15 +6,15 @@ the shape that decides how much memory a token takes. Sizes are bytes; what is n
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from llmgw.model.struct import Struct, field
 
 MAX_CONFIG = 256 * 1024
 """Bytes of a config.json: the largest published ones, with a list for each layer, are some 50 kB."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inspection:
+class Inspection(Struct):
     """What lies at one place. ``problem`` says why nothing could be read; then the rest is empty.
 
     ``tensors`` counts bytes by type as the files name it, ``parts`` by part of the model (``blk.0``, ``output``; GGUF only).
@@ -32,8 +32,7 @@ class Inspection:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheGroup:
+class CacheGroup(Struct):
     """Layers that keep the same for each token. ``heads`` pairs of ``key`` and ``value`` elements; one *latent* is the same on
     every rank of a tensor-parallel group. ``window``: only so many of the newest tokens are kept."""
 
@@ -45,8 +44,7 @@ class CacheGroup:
     latent: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class Weights(Struct):
     """What plans use. ``problem``: they can't be used at all, and why. ``unknown``: their size is known, but not what a token
     takes, and why."""
 
@@ -78,8 +76,7 @@ class Weights:
         return not self.problem
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measured(Struct):
     """What an engine said of its memory as it became ready, in its own words by the names of ``LaunchSpec.measure``.
 
     ``key`` names the weights, the engine, the kind of GPU and the way of running that it holds for; ``about`` says so to

@@ -7,8 +7,9 @@ Layout: the GGUF specification of ggml, versions 2 and 3. All counts are bounded
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from llmgw.model.struct import Struct
 
 MAX_HEADER = 64 * 1024 * 1024
 """Bytes: the largest vocabularies, with their merges, make headers of some 15 MB."""
@@ -89,8 +90,7 @@ class BadHeaderError(ValueError):
     """Not a GGUF header, or one that can't be believed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class Header(Struct):
     """``parts`` counts the tensors' bytes by part of the model: ``blk.0``, ``token_embd``, ``output``; ``types`` by their
     type's name."""
 

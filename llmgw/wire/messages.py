@@ -34,14 +34,13 @@ A stream's items are notifications ``item`` with the request's id, closed by the
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, Literal
 
 from llmgw.model.facts import EngineFact
 from llmgw.model.ids import Fence, FleetId, JobId, ShardId
 from llmgw.model.launch import FetchSpec, HelpSpec, InstallSpec, LaunchSpec, LoraAdapter
 from llmgw.model.report import ComputesOn, JobReport, JournalEntry, ShardReport, Stored
+from llmgw.model.struct import Struct, Time, field
 from llmgw.model.weights import Inspection
 
 PROTOCOL = "1.0"
@@ -96,24 +95,21 @@ def compatible(protocol: str, other: str) -> bool:
     return protocol.partition(".")[0] == other.partition(".")[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class Command(Struct):
     """Beside every mutating request."""
 
     id: str
     fence: Fence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HelloParams:
+class HelloParams(Struct):
     protocol: str
     tool_version: str
     fleet: FleetId | None = None
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HelloResult:
+class HelloResult(Struct):
     protocol: str
     agent_version: str
     node: str
@@ -123,19 +119,16 @@ class HelloResult:
     methods: tuple[str, ...] = METHODS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportParams:
+class ReportParams(Struct):
     journal_after: int = 0
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchParams:
+class WatchParams(Struct):
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchEvent:
+class WatchEvent(Struct):
     """One thing that changed. The first of a stream is empty: what happened before it stands in a report that is asked for now.
     ``resync`` ends a stream whose reader was too slow: ask for a report."""
 
@@ -145,8 +138,7 @@ class WatchEvent:
     resync: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartParams:
+class StartParams(Struct):
     command: Command
     spec: LaunchSpec
     secrets: Mapping[str, str] = field(default_factory=dict)
@@ -154,38 +146,33 @@ class StartParams:
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainParams:
+class DrainParams(Struct):
     command: Command
     shard: ShardId
     timeout: float
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopParams:
+class StopParams(Struct):
     command: Command
     shard: ShardId
     reason: str = ""
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetParams:
+class ForgetParams(Struct):
     command: Command
     shard: ShardId
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstallParams:
+class InstallParams(Struct):
     command: Command
     spec: InstallSpec
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchParams:
+class FetchParams(Struct):
     command: Command
     spec: FetchSpec
     secrets: Mapping[str, str] = field(default_factory=dict)
@@ -193,25 +180,21 @@ class FetchParams:
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelParams:
+class CancelParams(Struct):
     command: Command
     job: JobId
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageParams:
+class StorageParams(Struct):
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageResult:
+class StorageResult(Struct):
     stored: tuple[Stored, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectParams:
+class CollectParams(Struct):
     """``names`` of :class:`Stored`. What is not there any more is done, what is held is kept and told in ``detail``."""
 
     command: Command
@@ -219,16 +202,14 @@ class CollectParams:
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyParams:
+class KeyParams(Struct):
     command: Command
     shard: ShardId
     secrets: Mapping[str, str]
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptersParams:
+class AdaptersParams(Struct):
     """All that it is to have; those it has beside them are unloaded."""
 
     command: Command
@@ -237,8 +218,7 @@ class AdaptersParams:
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManualParams:
+class ManualParams(Struct):
     """What a person on the node wants of a shard. Without a fence: whoever reaches the agent's socket is root there, or the
     agent's own user. ``timeout`` is the drain's, in seconds."""
 
@@ -249,8 +229,7 @@ class ManualParams:
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InspectParams:
+class InspectParams(Struct):
     """``paths`` of weights on the node, by the digest of their source; an empty one: where the fetched weights of that digest
     lie."""
 
@@ -258,15 +237,13 @@ class InspectParams:
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inspected:
+class Inspected(Struct):
     """What lies there, by digest. Those that did not fit into one answer are left out: ask for them again."""
 
     inspections: Mapping[str, Inspection] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HelpParams:
+class HelpParams(Struct):
     """Of an engine that is installed under ``digest``, or lies at ``path``. ``devices``: also which devices it sees."""
 
     name: str
@@ -277,8 +254,7 @@ class HelpParams:
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Helped:
+class Helped(Struct):
     """``engine`` is None while its help is still being read: ask again. ``devices`` are the lines in which it lists them, or
     why it can't."""
 
@@ -286,16 +262,14 @@ class Helped:
     devices: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenParams:
+class TokenParams(Struct):
     """Of the rank that serves."""
 
     shard: ShardId
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokened:
+class Tokened(Struct):
     """``wrong``: what was wrong with the answer; empty: it computed one. ``took`` in seconds. ``computes_on`` is what its
     processes hold right after it: None where that is not known."""
 
@@ -304,16 +278,14 @@ class Tokened:
     computes_on: ComputesOn | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhoseParams:
+class WhoseParams(Struct):
     """Of a process of the node, by its number there."""
 
     pid: int
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Whose:
+class Whose(Struct):
     """``shard`` is whom the process provably belongs to, however far below its engine; None: to none of this fleet. ``process`` names
     it for people: its name, its user, its state."""
 
@@ -321,13 +293,11 @@ class Whose:
     process: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorParams:
+class DoctorParams(Struct):
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnockParams:
+class KnockParams(Struct):
     """``paths`` are asked by GET and without a key, so that nothing can be set off; none: only whether the port answers."""
 
     host: str
@@ -336,8 +306,7 @@ class KnockParams:
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Knocked:
+class Knocked(Struct):
     """``port``: open, refused (the machine answers, nobody listens), or why there is no answer at all. ``statuses`` are
     HTTP's by path; 0: no answer."""
 
@@ -345,25 +314,22 @@ class Knocked:
     statuses: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogsParams:
+class LogsParams(Struct):
     shard: ShardId
     lines: int = 100
     follow: bool = False
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogLine:
+class LogLine(Struct):
     """One line of a shard's output. ``process`` is empty where the shard has only its engine."""
 
     process: str
     text: str
-    at: datetime | None = None
+    at: Time | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
+class Accepted(Struct):
     """The command is taken (or was, when it is repeated). ``shard`` or ``job`` is its state right now."""
 
     shard: ShardReport | None = None
@@ -371,23 +337,20 @@ class Accepted:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Struct):
     method: str
     id: int | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     jsonrpc: str = "2.0"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorBody:
+class ErrorBody(Struct):
     code: int
     message: str
     data: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
+class Response(Struct):
     """Result or error. ``result`` of a report may be large; see MAX_LINE."""
 
     id: int | None = None

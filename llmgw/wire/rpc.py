@@ -7,11 +7,11 @@ closed by the response of request 7.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from llmgw.model.problems import AgentError
+from llmgw.model.struct import Struct
 from llmgw.wire import codec
 from llmgw.wire.messages import (
     INVALID_REQUEST,
@@ -56,8 +56,7 @@ class BadRequestError(ValueError):
         self.request = request
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class Item(Struct):
     """One item of a stream."""
 
     request: int

@@ -3,10 +3,10 @@ running agent says which settings it has."""
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 
 from llmgw.model.ids import FleetId
 from llmgw.model.manifest import PortRange, Reserve
+from llmgw.model.struct import Struct, field, replace
 from llmgw.wire import codec
 
 SETTINGS_FORMAT = 1
@@ -16,8 +16,7 @@ LOCK = "agent.lock"
 LOG = "agent.log"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSettings:
+class AgentSettings(Struct):
     """What an agent is told when it is set up. ``env`` is for its jobs (a proxy, say); it may hold secrets, and engines
     get none of it: theirs is in the launch spec."""
 
@@ -40,8 +39,7 @@ class AgentSettings:
         return hashlib.sha256(codec.dumps(replace(self, build="")) + b"\0" + pretended).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class Holder(Struct):
     """The agent that holds a work directory's lock, as it writes itself into the lock file. ``start`` is field 22 of its
     /proc/PID/stat; ``settings`` the digest of what it was started with."""
 

@@ -1,7 +1,6 @@
 """What a real engine computes on, by the real agent over NVML's real binding and a library that is made up: its process is
 found among those that hold memory, and what was seen outlives the agent and the driver."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -10,6 +9,7 @@ import pytest
 from llmgw.model.claims import Claims, GpuClaim
 from llmgw.model.launch import Process
 from llmgw.model.report import ComputesOn
+from llmgw.model.struct import replace
 from tests.agent.agents import FLEET
 from tests.agent.discovery.nvml import build, h100, write
 from tests.agent.processes import Machine, engine_spec, free_port, on_machine

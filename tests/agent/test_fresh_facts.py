@@ -1,13 +1,13 @@
 """How old the facts of a report may be: a few seconds, but none where an engine has just got ready on GPUs."""
 
 import asyncio
-from dataclasses import replace
 from datetime import timedelta
 
 from llmgw.agent.service import FACTS_AGE
 from llmgw.model.claims import Claims, GpuClaim
 from llmgw.model.facts import Facts
 from llmgw.model.report import ShardReport
+from llmgw.model.struct import replace
 from tests.agent.agents import NOON, Node
 from tests.agent.test_service import report, start
 

@@ -5,7 +5,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from llmgw.model.facts import EngineFact, Facts, Gpu
 from llmgw.model.launch import HelpSpec
 from llmgw.model.localpolicy import LocalPolicy
 from llmgw.model.problems import AgentError, StalledError
+from llmgw.model.struct import replace
 from llmgw.wire.messages import HelpParams
 from tests.agent.agents import DIGEST, MemoryDisk, until
 

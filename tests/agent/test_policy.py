@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from llmgw.agent.policy import PolicyFile
 from llmgw.model.claims import Claims, GpuClaim
 from llmgw.model.facts import EngineFact, Gpu
 from llmgw.model.launch import LaunchSpec, Process
+from llmgw.model.struct import replace
 from tests.agent.agents import DIGEST, fetch_spec, install_spec, launch_spec
 
 GPU = Gpu(uuid="GPU-1", index=0, name="A", gpu_class="a-1g", memory_total=1)

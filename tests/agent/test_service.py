@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +18,7 @@ from llmgw.model.launch import FetchSpec, InstallSpec
 from llmgw.model.localpolicy import LocalPolicy
 from llmgw.model.problems import AgentError, RetryError, StalledError
 from llmgw.model.report import JobReport, Report
+from llmgw.model.struct import replace
 from llmgw.wire import codec
 from llmgw.wire.messages import (
     BUSY,

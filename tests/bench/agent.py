@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ from llmgw.model.desired import DesiredNode
 from llmgw.model.ids import ShardId
 from llmgw.model.launch import LaunchSpec, RestartPolicy
 from llmgw.model.report import Report
+from llmgw.model.struct import Struct, replace
 from llmgw.wire.messages import (
     Accepted,
     LogLine,
@@ -68,8 +68,7 @@ time.sleep(1000)
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentRow:
+class AgentRow(Struct):
     what: str
     figure: str
     target: str = ""

@@ -2,7 +2,6 @@
 
 import subprocess
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from llmgw.clock import SystemClock
@@ -17,6 +16,7 @@ from llmgw.model.ids import key_id
 from llmgw.model.plan import AWAITS, Plan, StepKind, StepOutcome, StepResult
 from llmgw.model.record import Outcome, Record, ReplicaPhase
 from llmgw.model.report import ShardReport
+from llmgw.model.struct import replace
 from llmgw.redaction import Redactor
 from tests.core.builders import NodeState, a_pass, empty_record, observed, shard_report
 

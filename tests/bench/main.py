@@ -11,9 +11,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from llmgw.model.struct import Struct
 from tests.bench.fleets import change, commit, record_fleet, write_fleet, write_manifests
 from tests.bench.measure import Figure, command
 
@@ -23,8 +23,7 @@ MIB = 1024 * 1024
 PLANS = "## Commands and plans"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Struct):
     what: str
     figure: Figure
     target: str = ""
@@ -57,8 +56,7 @@ def validation(base: Path) -> Row:
     return Row(what=f"`llmgw validate`, {count:,} manifests", figure=figure, target="1.5 s")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class Size(Struct):
     """A fleet, how many of its models change at once, and what the plans of it may take: everything new, nothing to do, one
     model changed, many."""
 

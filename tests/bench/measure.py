@@ -5,12 +5,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from llmgw.model.struct import Struct
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+
+class Figure(Struct):
     """Medians over the runs: wall and CPU seconds, peak resident bytes."""
 
     wall: float

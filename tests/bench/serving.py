@@ -10,12 +10,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import psutil
 
+from llmgw.model.struct import Struct
 from tests.controller.serving.deliveries import SECRET, push
 from tests.e2e.githosts import HttpsHost, https_host
 from tests.ports import row_of_ports
@@ -31,8 +31,7 @@ webhooks:
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Took:
+class Took(Struct):
     """Seconds of one commit. ``cpu``: of `serve` and the gits that it ran, until the pass had ended."""
 
     wall: float

@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +22,7 @@ from llmgw.controller.passes.progress import Silent
 from llmgw.controller.passes.reconcile import one_pass
 from llmgw.controller.passes.values import PassRequest
 from llmgw.controller.settings import load_settings
+from llmgw.model.struct import Struct, replace
 from llmgw.redaction import Redactor
 from tests.bench.measure import command
 from tests.bench.nodes import cpu_of, memory_of
@@ -40,8 +40,7 @@ RESTING: Final = 20.0
 MIB: Final = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class Cost(Struct):
     """Seconds: by the clock, of CPU in llmgw and its git, of CPU on all the machines together."""
 
     wall: float
@@ -49,8 +48,7 @@ class Cost:
     nodes: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SshRow:
+class SshRow(Struct):
     what: str
     cost: Cost
     target: str = ""

@@ -2,18 +2,17 @@
 
 import threading
 import time
-from dataclasses import dataclass
 from typing import Final
 
 from llmgw.model.ids import ShardId, parse_shard_id
+from llmgw.model.struct import Struct
 from tests.chaos.seen import Seen
 
 ALWAYS: Final = frozenset({"flaky"})
 """Models whose engines end by themselves."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deed:
+class Deed(Struct):
     """``shard`` empty: to the whole host. ``pid`` 0: to all of the shard."""
 
     at: float

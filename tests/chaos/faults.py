@@ -1,10 +1,10 @@
 """What is done to the room, and in which order: drawn from a seed, all of it before anything happens, so that it can be drawn again."""
 
 import random
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from llmgw.model.struct import Struct
 from tests.chaos.room import HOSTS
 
 
@@ -38,8 +38,7 @@ DECK: Final = tuple(kind for kind in Kind for _ in range(kind.times))
 """Cards are dealt from a shuffled deck, and then from the next one: no kind is ever forgotten for long."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class Fault(Struct):
     """``pick`` and ``how`` in [0, 1) choose among what is there when it happens. It is undone after ``hold`` seconds and
     ``lasts`` further faults, where it can be; the next fault comes after ``pause`` seconds."""
 

@@ -4,9 +4,9 @@ import argparse
 import secrets
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
+from llmgw.model.struct import Struct
 from tests.chaos import quiet
 from tests.chaos.applying import Applying
 from tests.chaos.faults import drawn
@@ -16,8 +16,7 @@ from tests.chaos.striking import Striker
 from tests.rig import namespaces
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Struct):
     """``broken`` is empty when everything held. ``told`` is one line for people."""
 
     broken: tuple[str, ...]

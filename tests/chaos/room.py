@@ -4,7 +4,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +13,7 @@ from llmgw.model.ids import ReplicaId, ShardId
 from llmgw.model.launch import LaunchSpec
 from llmgw.model.problems import LlmgwError
 from llmgw.model.report import Report
+from llmgw.model.struct import replace
 from llmgw.wire import codec
 from tests.chaos.excuses import Excuses
 from tests.chaos.gpus import add_gpus

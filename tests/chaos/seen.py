@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from llmgw.model.ids import ShardId, parse_shard_id
+from llmgw.model.struct import Struct
 from tests.rig import namespaces
 
 PROC: Final = Path("/proc")
@@ -16,8 +17,7 @@ STATE, PARENT, SESSION, START, ARGUMENTS = 0, 1, 3, 19, 45
 same in everything that is forked: it tells two starts of one program apart."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Seen(Struct):
     """One program of a host, by this machine's pid. ``instance`` is what it shares with all that it forks, and with nobody else."""
 
     host: str

@@ -2,7 +2,6 @@
 
 import io
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -11,6 +10,7 @@ from llmgw.cli.show import PlainProgress, showing
 from llmgw.model.ids import JobId
 from llmgw.model.plan import Step, StepKind, StepOutcome, StepResult
 from llmgw.model.report import JobReport
+from llmgw.model.struct import replace
 from llmgw.wire.messages import WatchEvent
 from tests.controller.passes.doubles import install, launch, plan_of, shard, start, step
 

@@ -22,7 +22,7 @@ from llmgw.model.problems import (
     Where,
 )
 
-HEAVY = ("rich", "httpx", "cattrs", "jsonschema_rs", "ruamel", "asyncio", "psutil")
+HEAVY = ("rich", "httpx", "jsonschema_rs", "ruamel", "asyncio", "psutil")
 UNASKED = (
     "rich",
     "pygments",

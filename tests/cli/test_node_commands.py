@@ -6,12 +6,12 @@ import pty
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from llmgw.cli.main import run
+from llmgw.model.struct import Struct
 from tests import forked
 from tests.rig.host import Host
 from tests.rig.options import Options, User
@@ -41,8 +41,7 @@ PERSON = {"GIT_AUTHOR_NAME": "Ann", "GIT_AUTHOR_EMAIL": "ann@example.org"}
 PERSON |= {name.replace("AUTHOR", "COMMITTER"): value for name, value in PERSON.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class Ran(Struct):
     code: int
     out: str
     err: str
@@ -56,8 +55,7 @@ class Ran:
         return self.err
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
+class Desk(Struct):
     """A person's machine in the rig's network, with a fleet in a repository."""
 
     rig: Rig

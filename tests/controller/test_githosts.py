@@ -12,7 +12,7 @@ import pytest
 from llmgw.controller.opening import opened
 from llmgw.controller.settings import Settings, load_settings
 from llmgw.model.ids import Commit, FleetId
-from llmgw.model.manifest import FromEnv, FromFile
+from llmgw.model.manifest import Secret
 from llmgw.model.problems import InvalidError, StalledError
 from llmgw.model.record import Record
 from llmgw.redaction import Redactor
@@ -92,8 +92,8 @@ verify: {{mode: all-since-applied, allowedSigners: signers}}
         assert getattr(said, name) == getattr(written, name) is not None
     for name in ("token", "state_token", "host_keys", "verify"):
         assert getattr(said.hosts, name) == getattr(written.hosts, name) is not None
-    assert said.hosts.token == FromFile(from_file="/etc/llmgw/token")
-    assert load(tmp_path, text, LLMGW_TOKEN="{fromEnv: T}").hosts.token == FromEnv(from_env="T")
+    assert said.hosts.token == Secret(from_file="/etc/llmgw/token")
+    assert load(tmp_path, text, LLMGW_TOKEN="{fromEnv: T}").hosts.token == Secret(from_env="T")
 
 
 def test_the_key_for_nodes_is_shown_to_git_hosts_too_unless_they_have_their_own(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_token_is_never_named_by_what_a_commit_may_change(tmp_path: Path) -> N
     with pytest.raises(InvalidError, match=r"llmgw\.yaml:3:1: stateToken stands in a file of a repository"):
         load(tmp_path, f"{text}\nstateRepo: /srv/record.git\nstateToken: {{fromEnv: T}}\n")
     both = {"LLMGW_TOKEN": "{fromEnv: T}", "LLMGW_REPO": "https://git.example/fleet.git"}
-    assert load(tmp_path, text, **both).hosts.token == FromEnv(from_env="T")
+    assert load(tmp_path, text, **both).hosts.token == Secret(from_env="T")
     named = load_settings(
         flags={},
         environ={"HOME": "/home/ann", **both},

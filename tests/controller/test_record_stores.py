@@ -4,7 +4,6 @@ import asyncio
 import os
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from llmgw.controller.repo.state_branch import GitRecordStore
 from llmgw.model.claims import GpuClaim
 from llmgw.model.facts import Facts, Gpu, Interface
 from llmgw.model.ids import Commit, FleetId, ReplicaId, digest, replica_id
-from llmgw.model.manifest import Engine, FromEnv, ModelSpec, ProfileSpec, Source
+from llmgw.model.manifest import Engine, ModelSpec, ProfileSpec, Secret, Source
 from llmgw.model.plan import Basis, Plan, Step, StepKind
 from llmgw.model.problems import Where
 from llmgw.model.record import (
@@ -37,6 +36,7 @@ from llmgw.model.record import (
     ReplicaSpec,
 )
 from llmgw.model.report import Exit
+from llmgw.model.struct import replace
 from llmgw.model.weights import CacheGroup, Measured, Weights
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=timezone.utc)
@@ -89,7 +89,7 @@ def replica(model: str, ordinal: int) -> ReplicaRecord:
         spec_digest=spec_digest,
         spec=ReplicaSpec(
             model=ModelSpec(
-                source=Source(path="/models/x"), profile="small", env={"TOKEN": FromEnv(from_env="HF")}
+                source=Source(path="/models/x"), profile="small", env={"TOKEN": Secret(from_env="HF")}
             ),
             profile_name="small",
             profile=ProfileSpec(engine=Engine(name="sim"), args=("--slow", "ü")),

@@ -16,7 +16,7 @@ import pytest
 from llmgw.controller.weights.cache import Cache
 from llmgw.controller.weights.headers import FIRST
 from llmgw.controller.weights.remote import RemoteWeights, Wanted
-from llmgw.model.manifest import FromEnv, Source
+from llmgw.model.manifest import Secret, Source
 from llmgw.model.weights import MAX_CONFIG, Inspection
 from tests.sim.loop import VirtualLoop, run
 from tests.wire import headers
@@ -227,7 +227,7 @@ def hub(server: Server, files: Mapping[str, bytes], revision: str = PINNED) -> N
 
 def on_hub(revision: str | None = PINNED, *, token: bool = False) -> Source:
     return Source(
-        hugging_face="lab/model", revision=revision, token=FromEnv(from_env="HUB_TOKEN") if token else None
+        hugging_face="lab/model", revision=revision, token=Secret(from_env="HUB_TOKEN") if token else None
     )
 
 

@@ -10,11 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from llmgw.controller.weights.revisions import pinned
-from llmgw.model.manifest import FromEnv, Source
+from llmgw.model.manifest import Secret, Source
 from llmgw.model.problems import StalledError
 
 COMMIT = "6f6073b423013f6a7d4d9f39144961bfbfbc386b"
-MODEL = Source(hugging_face="meta/llama", revision="6f6073b", token=FromEnv(from_env="TOKEN"))
+MODEL = Source(hugging_face="meta/llama", revision="6f6073b", token=Secret(from_env="TOKEN"))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pytest
 
 from llmgw.controller.secrets import Masked, SecretStore, ensure_secret, replica_key, require_key, resolve
 from llmgw.model.ids import ReplicaId, key_id
-from llmgw.model.manifest import FromEnv, FromFile
+from llmgw.model.manifest import Secret
 from llmgw.model.problems import StalledError
 from llmgw.redaction import Redactor
 
@@ -146,9 +146,9 @@ def test_values_come_from_where_the_manifest_points(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("from file\n")
     environ = {"TOKEN": "from env", "HOME": str(tmp_path)}
     assert resolve("plain", environ) == "plain"
-    assert resolve(FromEnv(from_env="TOKEN"), environ) == "from env"
-    assert resolve(FromFile(from_file="~/token"), environ) == "from file"
-    assert resolve(FromFile(from_file=str(tmp_path / "token")), environ) == "from file"
+    assert resolve(Secret(from_env="TOKEN"), environ) == "from env"
+    assert resolve(Secret(from_file="~/token"), environ) == "from file"
+    assert resolve(Secret(from_file=str(tmp_path / "token")), environ) == "from file"
 
 
 def test_values_that_are_not_there_are_named_and_never_shown(tmp_path: Path) -> None:
@@ -156,14 +156,14 @@ def test_values_that_are_not_there_are_named_and_never_shown(tmp_path: Path) -> 
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "large").write_text("canary" * 20_000)
     for value, told in (
-        (FromEnv(from_env="ABSENT"), "fromEnv: ABSENT: the variable is not set"),
-        (FromEnv(from_env="EMPTY"), "fromEnv: EMPTY: the variable is empty"),
-        (FromFile(from_file="/nowhere/x"), "fromFile: /nowhere/x: No such file"),
-        (FromFile(from_file="relative"), "fromFile: relative: the path is relative"),
-        (FromFile(from_file=str(tmp_path / "binary")), "it is not UTF-8 text"),
-        (FromFile(from_file=str(tmp_path / "empty")), "it holds no usable text"),
-        (FromFile(from_file=str(tmp_path / "large")), "more than 65536 bytes"),
-        (FromFile(from_file=str(tmp_path)), "Is a directory"),
+        (Secret(from_env="ABSENT"), "fromEnv: ABSENT: the variable is not set"),
+        (Secret(from_env="EMPTY"), "fromEnv: EMPTY: the variable is empty"),
+        (Secret(from_file="/nowhere/x"), "fromFile: /nowhere/x: No such file"),
+        (Secret(from_file="relative"), "fromFile: relative: the path is relative"),
+        (Secret(from_file=str(tmp_path / "binary")), "it is not UTF-8 text"),
+        (Secret(from_file=str(tmp_path / "empty")), "it holds no usable text"),
+        (Secret(from_file=str(tmp_path / "large")), "more than 65536 bytes"),
+        (Secret(from_file=str(tmp_path)), "Is a directory"),
     ):
         with pytest.raises(StalledError) as caught:
             resolve(value, {"EMPTY": ""})

@@ -8,7 +8,7 @@ import pytest
 from llmgw.controller.given import KNOWN, NAMES, flag, variable
 from llmgw.controller.serving.configuration import Tls
 from llmgw.controller.settings import Settings, load_settings
-from llmgw.model.manifest import FromEnv, FromFile
+from llmgw.model.manifest import Secret
 from llmgw.model.problems import InvalidError
 
 
@@ -230,9 +230,9 @@ def test_what_serve_answers_and_tells_stands_in_the_file_with_its_secrets_by_ref
     own = fleet.parent / "llmgw.yaml"
     own.write_text(SERVING)
     found = load(fleet, config=str(own)).serving
-    assert found.webhooks[0].secrets == (FromFile(from_file="/etc/llmgw/new"), FromEnv(from_env="OLD"))
+    assert found.webhooks[0].secrets == (Secret(from_file="/etc/llmgw/new"), Secret(from_env="OLD"))
     assert found.tls == Tls(cert="/etc/llmgw/tls.crt", key="~/tls.key")
-    assert found.access_token == FromEnv(from_env="TOKEN")
+    assert found.access_token == Secret(from_env="TOKEN")
     assert found.notices.commit_status is not None
     assert found.notices.commit_status.api == "https://git.example.org/api/v1"
     chat = found.notices.webhooks[0]

@@ -1,7 +1,6 @@
 """Small fleets for tests of the core: desired, record and reports, with only what a test varies."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 
 from llmgw.core.adapter import NOTHING_KNOWN, EngineAdapter, Known, Need, NodeContext, Placed
@@ -43,6 +42,7 @@ from llmgw.model.report import (
     Report,
     ShardReport,
 )
+from llmgw.model.struct import Struct, field, replace
 from llmgw.wire import codec
 
 NOW = datetime(2026, 3, 1, 10, 0, 0, tzinfo=timezone.utc)
@@ -226,8 +226,7 @@ def facts(node_name: str, *, gpus: int = 1, memory: int = 64 * GIB, **more: obje
     )
 
 
-@dataclass
-class NodeState:
+class NodeState(Struct, kw_only=False, frozen=False, eq=False):
     """A pretended node: what its agent would report. ``says``: the name that its agent has, empty: the node's own.
     ``now``: by its clock, which is ``ahead`` of the controller's."""
 

@@ -4,7 +4,7 @@ It knows nothing of planning. Agents are obedient and instant unless a test says
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from llmgw.core.adapter import EngineAdapter
@@ -16,6 +16,7 @@ from llmgw.model.launch import LoraAdapter
 from llmgw.model.plan import AWAITS, Plan, Step, StepKind, StepOutcome, StepResult
 from llmgw.model.record import Record
 from llmgw.model.report import Exit, LoraReport, Observed, Reach
+from llmgw.model.struct import replace
 from tests.core.builders import ADAPTERS, KEY, NOW, NodeState, a_pass, empty_record, observed, shard_report
 
 OPTIONS = PlanOptions(key_id=KEY, agent_version="0.1.0")

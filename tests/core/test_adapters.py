@@ -1,7 +1,5 @@
 """LoRA adapters in plans: what changes in place, what needs another engine and why, what is told of those that fail."""
 
-from dataclasses import replace
-
 import pytest
 
 from llmgw.core.moves.diff import spec_changes
@@ -14,6 +12,7 @@ from llmgw.engines.registry import ADAPTERS
 from llmgw.model.desired import DesiredModel
 from llmgw.model.manifest import Adapter, Dirs, Source
 from llmgw.model.plan import Action, Plan, StepKind
+from llmgw.model.struct import replace
 from llmgw.wire import codec
 from tests.core.builders import KEY, NodeState, desired, facts, model, node, profile
 from tests.core.fleets import Fleet, fleet

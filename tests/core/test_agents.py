@@ -1,7 +1,5 @@
 """Which agents are replaced: older ones, and over SSH those made of other files; never newer ones."""
 
-from dataclasses import replace
-
 import pytest
 
 from llmgw.core.planner import plan
@@ -9,6 +7,7 @@ from llmgw.model.manifest import AgentSettings, FleetSpec
 from llmgw.model.plan import Plan, StepKind
 from llmgw.model.problems import StalledError
 from llmgw.model.report import NodeObservation, Observed
+from llmgw.model.struct import replace
 from tests.core.builders import ADAPTERS, NOW, NodeState, desired, empty_record, facts, node, observed
 from tests.core.fleets import OPTIONS
 

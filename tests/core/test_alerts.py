@@ -1,7 +1,6 @@
 """What somebody should look at: each kind is raised by what it says, with an id that stays while the trouble stays."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +16,7 @@ from llmgw.model.facts import Disk, Xid
 from llmgw.model.ids import Commit, JobId
 from llmgw.model.manifest import GIB, Expect
 from llmgw.model.report import JobReport, JournalEntry, NodeObservation, Reach
+from llmgw.model.struct import replace
 from llmgw.wire import codec
 from tests.core.builders import NOW, NodeState, desired, facts, gpu, model, node, stranger
 from tests.core.fleets import Fleet, fleet

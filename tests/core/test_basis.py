@@ -1,12 +1,12 @@
 """What makes a saved plan stale, and what does not."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
 from llmgw.model.manifest import GIB
 from llmgw.model.report import Reach
+from llmgw.model.struct import replace
 from tests.core.builders import NodeState, desired, facts, model, node, stranger
 from tests.core.fleets import Fleet, fleet
 

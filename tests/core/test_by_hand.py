@@ -1,11 +1,11 @@
 """What somebody does to a shard on its node is told by plan and status in the same words, and put right by the next apply."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 from llmgw.core.show.render_status import status_text
 from llmgw.core.show.status import status
 from llmgw.model.report import ByHand
+from llmgw.model.struct import replace
 from tests.core.builders import NOW, NodeState, desired, facts, model, node
 from tests.core.fleets import Fleet, fleet
 

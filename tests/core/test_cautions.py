@@ -1,6 +1,5 @@
 """What is told of a node that stops nothing: in plans and in status alike, and never of facts that nobody saw."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from llmgw.core.show.status import status
 from llmgw.model.facts import Facts, Gpu, Interface
 from llmgw.model.manifest import Expect
 from llmgw.model.report import Reach
+from llmgw.model.struct import replace
 from tests.core.builders import NodeState, desired, facts, gpu, node
 from tests.core.fleets import fleet
 

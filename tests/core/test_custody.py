@@ -1,7 +1,5 @@
 """What runs without being managed: what nobody recorded, what was forgotten on purpose, and how either is managed again."""
 
-from dataclasses import replace
-
 import pytest
 
 from llmgw.core.moves.custody import adopt_change, forget_change, to_adopt, to_forget
@@ -15,6 +13,7 @@ from llmgw.model.plan import Action, StepKind
 from llmgw.model.problems import StalledError
 from llmgw.model.record import ReplicaRecord
 from llmgw.model.report import Reach
+from llmgw.model.struct import replace
 from tests.core.builders import KEY, NodeState, desired, facts, model, node, profile
 from tests.core.fleets import OPTIONS, Fleet, fleet
 

@@ -1,10 +1,9 @@
 """Every field that differs is named, and whether it forces a replacement."""
 
-from dataclasses import replace
-
 from llmgw.core.moves.diff import differences, spec_changes
 from llmgw.model.manifest import Engine, ModelSpec, ProfileSpec, Rollout, Source
 from llmgw.model.record import ReplicaSpec
+from llmgw.model.struct import replace
 
 OLD = ReplicaSpec(
     model=ModelSpec(source=Source(path="/m"), profile="p"),

@@ -1,6 +1,5 @@
 """What a controller adds to a node's own checkup."""
 
-from dataclasses import replace
 from typing import Any
 
 from llmgw.core.adapter import OpenPath
@@ -8,6 +7,7 @@ from llmgw.core.show.doctor import Examined, Knock, examined, paths_to_ask
 from llmgw.model.checkup import Check, Checkup, Level, well, worst
 from llmgw.model.manifest import Expect, Ssh
 from llmgw.model.report import Reach
+from llmgw.model.struct import replace
 from llmgw.wire.messages import Knocked
 from tests.core.builders import NodeState, facts, node
 

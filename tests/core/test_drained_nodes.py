@@ -1,7 +1,6 @@
 """Nodes that are to be empty: by their manifests, or because Git does not name them any more."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from llmgw.core.record import recording
 from llmgw.core.record.leaving import with_leaving
@@ -11,6 +10,7 @@ from llmgw.model.ids import JobId, ReplicaId, ShardId
 from llmgw.model.manifest import Rollout
 from llmgw.model.plan import Action, Plan, StepKind
 from llmgw.model.report import ByHand, JobReport, Reach
+from llmgw.model.struct import replace
 from tests.core.builders import NOW, NodeState, a_pass, desired, facts, model, node, profile
 from tests.core.fleets import Fleet, fleet
 

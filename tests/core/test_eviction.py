@@ -1,6 +1,5 @@
 """Who makes room for whom, who never does, who comes back, and that nobody goes to and fro."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -12,6 +11,7 @@ from llmgw.model.manifest import GIB, PlacementRules, Restart, Rollout, Size, So
 from llmgw.model.plan import Action, Change, Plan, Step, StepKind
 from llmgw.model.record import Record
 from llmgw.model.report import JobReport, Reach
+from llmgw.model.struct import replace
 from llmgw.wire import codec
 from tests.core.builders import NOW, NodeState, desired, facts, model, node, profile
 from tests.core.fleets import OPTIONS, Fleet, fleet

@@ -2,7 +2,6 @@
 goes to and fro, and in the end nobody waits for room who could have it."""
 
 from collections import Counter
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ from llmgw.model.facts import Facts
 from llmgw.model.manifest import PlacementRules, Restart, Rollout
 from llmgw.model.plan import Action, Change, Plan
 from llmgw.model.report import Observed, Reach
+from llmgw.model.struct import replace
 from llmgw.wire import codec
 from tests.core.builders import ADAPTERS, NodeState, desired, facts, gpu, model, node, profile
 from tests.core.fleets import OPTIONS, Fleet, fleet

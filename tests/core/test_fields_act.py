@@ -8,20 +8,21 @@ shows it is named.
 import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import fields, is_dataclass, replace
 from functools import cache
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import pytest
+from msgspec.inspect import is_struct_type
 
 from llmgw.controller.nodes.agentsettings import agent_settings
 from llmgw.core.planner import plan
 from llmgw.core.resolving.resolve import resolve
 from llmgw.engines.registry import ADAPTERS
 from llmgw.manifests.load import load
-from llmgw.model.manifest import KINDS, FromFile
+from llmgw.model.manifest import KINDS, FromFile, Secret
 from llmgw.model.problems import InvalidError
-from llmgw.wire.codec import to_json, written_name
+from llmgw.model.struct import fields, replace
+from llmgw.wire.codec import to_json
 from tests.core.builders import COMMIT, FLEET, KEY, NOW, NodeState, empty_record, facts, observed
 from tests.core.fleets import OPTIONS
 
@@ -231,11 +232,10 @@ def test_the_stand_in_fetches_weights_from_where_the_fleet_says(field: str) -> N
 
 
 def _leaves(kind: type, path: str) -> Iterator[str]:
-    hints = get_type_hints(kind)
     for field in fields(kind):
-        below = f"{path}.{written_name(field.name)}"
-        parts = [part for part in (hints[field.name], *get_args(hints[field.name])) if is_dataclass(part)]
-        if len(parts) == 1 and isinstance(parts[0], type) and parts[0] is not FromFile:
+        below = f"{path}.{field.encode_name}"
+        parts: list[Any] = [part for part in (field.type, *get_args(field.type)) if is_struct_type(part)]
+        if len(parts) == 1 and parts[0] not in (FromFile, Secret):
             yield from _leaves(parts[0], below)
         else:
             yield below

@@ -1,7 +1,6 @@
 """Plans that know what weights take: the sum that is printed, who is turned down and by which numbers, what is learnt first."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from llmgw.model.manifest import GIB, Gpus, PlacementRules, ProfileSpec, Size, S
 from llmgw.model.plan import Action, Change, Plan, StepKind
 from llmgw.model.record import NodeRecord, Record
 from llmgw.model.report import Observed, Reach
+from llmgw.model.struct import replace
 from llmgw.model.weights import Weights
 from tests.core.builders import (
     NOW,

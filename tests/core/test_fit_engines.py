@@ -1,6 +1,5 @@
 """The engines that exist, planned with weights that are known: what people read."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from llmgw.model.facts import Gpu
 from llmgw.model.manifest import GIB, Engine, Gpus, Parallel, ProfileSpec, Size, Source
 from llmgw.model.plan import Change, Plan, StepKind
 from llmgw.model.report import Observed
+from llmgw.model.struct import replace
 from llmgw.model.weights import Inspection, Measured, Weights
 from llmgw.wire import gguf
 from tests.core.builders import NOW, NodeState, desired, empty_record, facts, model, node, observed, stranger

@@ -1,7 +1,6 @@
 """Models whose sum nobody can make, from the first start to the plan that needs nobody's word any more."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 
@@ -17,6 +16,7 @@ from llmgw.model.manifest import GIB, Engine, Gpus, ProfileSpec, Size, Source
 from llmgw.model.plan import Change, Plan, StepKind
 from llmgw.model.record import NodeRecord
 from llmgw.model.report import Observed
+from llmgw.model.struct import replace
 from llmgw.model.weights import Measured, Weights
 from tests.core.builders import NOW, NodeState, desired, empty_record, facts, model, node, observed
 from tests.core.fleets import OPTIONS

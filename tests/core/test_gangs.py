@@ -1,7 +1,6 @@
 """Replicas of several nodes: placed, started, lost and started again as wholes."""
 
 from collections import Counter
-from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -23,6 +22,7 @@ from llmgw.model.manifest import GIB, Duration, Gpus, PlacementRules, PortRange,
 from llmgw.model.plan import Action, Decision, Plan, Step, StepKind
 from llmgw.model.record import ReplicaPhase
 from llmgw.model.report import Exit, JobReport, Reach, ShardReport
+from llmgw.model.struct import replace
 from tests.core.builders import NOW, NodeState, a_pass, desired, facts, gpu, model, node, observed, profile
 from tests.core.builders import empty_record as no_record
 from tests.core.fleets import OPTIONS, Fleet, fleet

@@ -1,7 +1,5 @@
 """What a plan refuses as a whole, and what it refuses to remove."""
 
-from dataclasses import replace
-
 import pytest
 
 from llmgw.model.desired import Desired
@@ -9,6 +7,7 @@ from llmgw.model.manifest import Expect, FleetSpec, Prune
 from llmgw.model.plan import Action
 from llmgw.model.problems import StalledError
 from llmgw.model.record import ReplicaPhase
+from llmgw.model.struct import replace
 from tests.core.builders import NodeState, desired, facts, model, node
 from tests.core.fleets import OPTIONS, Fleet, fleet
 

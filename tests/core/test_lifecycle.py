@@ -1,6 +1,5 @@
 """The table of a shard's states: what must hold whatever happens, and each turn that people rely on."""
 
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -38,6 +37,7 @@ from llmgw.core.life import (
 from llmgw.core.lifecycle import describe_exit, newborn, step
 from llmgw.model.launch import RestartPolicy, ShardTimeouts
 from llmgw.model.report import Exit, ShardState
+from llmgw.model.struct import replace
 
 S = ShardState
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)

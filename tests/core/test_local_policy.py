@@ -1,6 +1,5 @@
 """Plans keep away from what a machine's own people forbid, say so, and never ask twice for what an agent would refuse."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from llmgw.model.localpolicy import LocalPolicy, beneath
 from llmgw.model.manifest import GIB, Custom, Reserve, Size
 from llmgw.model.plan import StepKind
+from llmgw.model.struct import replace
 from tests.core.builders import NodeState, desired, facts, gpu, model, node, profile
 from tests.core.fleets import fleet
 from tests.core.test_placement import only, place, placer, request, where, with_gpus

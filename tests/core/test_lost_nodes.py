@@ -1,6 +1,5 @@
 """Nodes that fall silent: how long they are waited for, what is started elsewhere, what happens when they come back."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -16,6 +15,7 @@ from llmgw.model.manifest import FleetSpec, Rollout, Unreachable
 from llmgw.model.plan import Action, Plan, StepKind
 from llmgw.model.record import GivenUp, NodeRecord, ReplicaPhase
 from llmgw.model.report import Reach, Report
+from llmgw.model.struct import replace
 from tests.core.builders import FLEET, NOW, NodeState, a_pass, desired, facts, model, node, profile
 from tests.core.fleets import Fleet, fleet
 

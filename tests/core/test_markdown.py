@@ -1,6 +1,5 @@
 """A plan as a comment on a pull request: what people see, and that whoever wrote the manifests can't make it say more."""
 
-from dataclasses import replace
 from datetime import datetime, timezone
 
 import pytest
@@ -13,6 +12,7 @@ from llmgw.core.show.markdown import LARGEST, MARKER, ROWS, plan_markdown, probl
 from llmgw.model.ids import Commit, FleetId
 from llmgw.model.plan import Action, Basis, Change, Notice, Plan
 from llmgw.model.problems import Problem, Where
+from llmgw.model.struct import replace
 
 BASIS = Basis(
     fleet=FleetId("fleet-0011223344556677"),

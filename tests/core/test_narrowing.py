@@ -1,7 +1,5 @@
 """Plans made smaller: frozen fleets, targets; and new copies of what runs though nothing changed."""
 
-from dataclasses import replace
-
 import pytest
 
 from llmgw.core.planner import PlanOptions
@@ -11,6 +9,7 @@ from llmgw.model.manifest import Duration, FleetSpec, SyncWindow
 from llmgw.model.plan import Action, Change, Plan, StepKind
 from llmgw.model.problems import StalledError
 from llmgw.model.record import ReplicaPhase
+from llmgw.model.struct import replace
 from tests.core.builders import COMMIT, NodeState, a_pass, desired, facts, model, node
 from tests.core.fleets import OPTIONS, Fleet, fleet
 

@@ -1,8 +1,7 @@
 """Several GPUs of one node: those that NVLink connects go together."""
 
-from dataclasses import replace
-
 from llmgw.model.manifest import Gpus
+from llmgw.model.struct import replace
 from tests.core.builders import NodeState, facts, gpu
 from tests.core.test_placement import place, placer, request
 

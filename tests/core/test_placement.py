@@ -1,7 +1,6 @@
 """Where replicas go, why not elsewhere, and that a machine's GPUs are only counted when they are really free."""
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 from llmgw.core.adapter import Need
@@ -13,6 +12,7 @@ from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Gpu, WeightsFact
 from llmgw.model.manifest import GIB, Gpus, PlacementRules, PortRange, Reserve, Size
 from llmgw.model.plan import Decision, Rejection
+from llmgw.model.struct import replace
 from tests.core.builders import NodeState, desired, empty_record, facts, gpu, node, observed, stranger
 
 ONE = Gpus(per_node=1)

@@ -1,13 +1,12 @@
 """Plans with the engines that exist: what a start stands on is ordered before it, and what it claims is what was placed."""
 
-from dataclasses import replace
-
 from llmgw.core.planner import plan
 from llmgw.core.show import render
 from llmgw.engines.registry import ADAPTERS
 from llmgw.model.desired import DesiredModel
 from llmgw.model.manifest import Engine, PipFile, ProfileSpec, Size, Source, Value
 from llmgw.model.plan import Plan, Step, StepKind
+from llmgw.model.struct import replace
 from tests.core.builders import (
     NOW,
     NodeState,

@@ -1,7 +1,5 @@
 """A flag that a node's engine does not know is refused before anything starts, with what is near it, and is not tried."""
 
-from dataclasses import replace
-
 import pytest
 
 from llmgw.core.adapter import NodeContext
@@ -12,6 +10,7 @@ from llmgw.model.desired import DesiredModel
 from llmgw.model.facts import EngineFact
 from llmgw.model.manifest import Engine, Pip, Source
 from llmgw.model.plan import Action, Change, Plan, StepKind
+from llmgw.model.struct import replace
 from tests.core.builders import NOW, NodeState, desired, empty_record, facts, model, node, observed, profile
 from tests.core.fleets import OPTIONS
 

@@ -5,7 +5,6 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from llmgw.model.ids import ReplicaId, ShardId
 from llmgw.model.manifest import GIB, Expect, Rollout, Size, Source
 from llmgw.model.plan import Plan, Step
 from llmgw.model.report import ByHand, Reach
+from llmgw.model.struct import replace
 from tests.core.builders import (
     ADAPTERS,
     COMMIT,

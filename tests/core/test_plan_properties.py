@@ -3,7 +3,6 @@ never exceeded at any moment, and a rollout keeps as many ready as it promised."
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Literal
 
 from hypothesis import given, settings
@@ -15,6 +14,7 @@ from llmgw.model.facts import Facts
 from llmgw.model.manifest import GIB, PlacementRules, Restart, Rollout, Size
 from llmgw.model.plan import Action, Step
 from llmgw.model.report import Reach
+from llmgw.model.struct import replace
 from llmgw.wire import codec
 from tests.core.builders import ADAPTERS, NodeState, desired, facts, gpu, model, node, profile
 from tests.core.fleets import OPTIONS, Fleet, fleet

@@ -1,6 +1,5 @@
 """What the record says before a pass, after it, and when something only happened."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 from llmgw.core.record import recording
@@ -9,6 +8,7 @@ from llmgw.model.manifest import GIB
 from llmgw.model.plan import Step, StepKind, StepOutcome, StepResult
 from llmgw.model.record import NodeRecord, Outcome, Record, ReplicaPhase
 from llmgw.model.report import Exit, JournalEntry, Observed, Reach
+from llmgw.model.struct import replace
 from llmgw.model.weights import Measured, Weights
 from tests.core.builders import FLEET, KEY, NOW, NodeState, a_pass, desired, facts, gpu, model, node
 from tests.core.fleets import Fleet, fleet

@@ -1,6 +1,5 @@
 """Nodes that get another name in Git: what they run stays theirs, and their agents are told."""
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +16,7 @@ from llmgw.model.plan import Action, StepKind
 from llmgw.model.problems import StalledError
 from llmgw.model.record import Forgotten, GivenUp, Setback
 from llmgw.model.report import Reach
+from llmgw.model.struct import replace
 from tests.core.builders import FLEET, KEY, NOW, NodeState, a_pass, desired, facts, model, node
 from tests.core.fleets import OPTIONS, Fleet, fleet
 

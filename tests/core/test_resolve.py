@@ -1,7 +1,6 @@
 """From manifests to Desired: references, defaults, digests, names, and what is not supported yet."""
 
 import time
-from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
@@ -20,8 +19,6 @@ from llmgw.model.manifest import (
     Duration,
     Engine,
     FleetSpec,
-    FromEnv,
-    FromFile,
     Gpus,
     Local,
     Manifest,
@@ -35,6 +32,7 @@ from llmgw.model.manifest import (
     ProfileSpec,
     Restart,
     Rollout,
+    Secret,
     Size,
     Source,
     Spec,
@@ -43,13 +41,13 @@ from llmgw.model.manifest import (
     Timeouts,
 )
 from llmgw.model.problems import InvalidError, Problem, Where
+from llmgw.model.struct import Struct, fields, replace
 from llmgw.wire.codec import dumps
 
 WORKS_AT = Local(work_dir="/w")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pretended:
+class Pretended(Struct):
     """An engine that has an opinion on what it is told to have one on."""
 
     name: str
@@ -271,10 +269,10 @@ def test_the_same_field_of_model_and_profile_gives_different_digests() -> None:
 
 
 def test_of_a_secret_only_the_reference_is_digested() -> None:
-    by_env = digest_of({"env": {"A": FromEnv(from_env="X")}}, {})
-    assert by_env != digest_of({"env": {"A": FromEnv(from_env="Y")}}, {})
-    assert by_env != digest_of({"env": {"A": FromFile(from_file="X")}}, {})
-    assert by_env == digest_of({"env": {"A": FromEnv(from_env="X")}}, {})
+    by_env = digest_of({"env": {"A": Secret(from_env="X")}}, {})
+    assert by_env != digest_of({"env": {"A": Secret(from_env="Y")}}, {})
+    assert by_env != digest_of({"env": {"A": Secret(from_file="X")}}, {})
+    assert by_env == digest_of({"env": {"A": Secret(from_env="X")}}, {})
 
 
 def test_a_default_that_is_written_out_is_the_same_as_one_left_out() -> None:

@@ -1,6 +1,5 @@
 """What can't work now is not tried at every pass, and what waits for a stranger is not waited for."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 from llmgw.core.record.setbacks import LONGEST_REST
@@ -9,6 +8,7 @@ from llmgw.model.ids import JobId
 from llmgw.model.manifest import Duration, Restart, Source
 from llmgw.model.plan import Plan, StepKind
 from llmgw.model.report import JobReport, Reach
+from llmgw.model.struct import replace
 from tests.core.builders import NodeState, desired, facts, model, node, profile
 from tests.core.fleets import OPTIONS, Fleet, fleet
 

@@ -1,6 +1,5 @@
 """From old to new, one situation a test: what is kept, what goes, what waits, and what a later pass takes up."""
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 
@@ -15,6 +14,7 @@ from llmgw.model.manifest import GIB, PlacementRules, Rollout, Size, Source
 from llmgw.model.plan import Action, Plan, Step, StepKind
 from llmgw.model.record import ReplicaPhase
 from llmgw.model.report import JobReport, Reach
+from llmgw.model.struct import replace
 from tests.core.builders import ADAPTERS, NOW, NodeState, a_pass, desired, facts, model, node, profile
 from tests.core.fleets import OPTIONS, Fleet, fleet
 

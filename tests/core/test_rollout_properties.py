@@ -1,7 +1,7 @@
 """Whatever happens to a fleet while models roll: the planner's own doing never leaves fewer ready than the rollout allows."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +11,7 @@ from llmgw.model.ids import parse_replica_id
 from llmgw.model.manifest import Restart, Rollout
 from llmgw.model.plan import Step, StepKind
 from llmgw.model.report import ShardReport
+from llmgw.model.struct import replace
 from tests.core.builders import NodeState, desired, facts, model, node, profile
 from tests.core.fleets import OPTIONS, Fleet, fleet
 from tests.core.test_plan_properties import BAD, dooms, sound

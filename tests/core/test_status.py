@@ -1,7 +1,6 @@
 """What people are shown of what runs."""
 
 import json
-from dataclasses import replace
 from datetime import timedelta
 
 from llmgw.core.show import render_status
@@ -9,6 +8,7 @@ from llmgw.core.show.status import Status, status
 from llmgw.model.facts import Gpu
 from llmgw.model.manifest import GIB
 from llmgw.model.report import ComputesOn, Exit, JobReport, Reach
+from llmgw.model.struct import replace
 from llmgw.wire import codec
 from tests.core.builders import NodeState, desired, facts, model, node
 from tests.core.fleets import Fleet, fleet

@@ -1,11 +1,10 @@
 """GPUs in status: what computes where, on how much, and what a split one counts for."""
 
-from dataclasses import replace
-
 from llmgw.core.show.render_status import status_text
 from llmgw.core.show.status import Status, status
 from llmgw.model.facts import Gpu
 from llmgw.model.report import ComputesOn
+from llmgw.model.struct import replace
 from tests.core.builders import NodeState, desired, facts, gpu, model, node
 from tests.core.fleets import Fleet, fleet
 

@@ -1,10 +1,9 @@
 """What is asked for and not there is explained where people look first, also when no replica of it was ever started."""
 
-from dataclasses import replace
-
 from llmgw.core.show import render_status
 from llmgw.core.show.status import ModelRow, Status, status
 from llmgw.model.report import Reach
+from llmgw.model.struct import replace
 from tests.core.builders import NodeState, desired, facts, model, node
 from tests.core.fleets import fleet
 

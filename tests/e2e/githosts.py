@@ -26,6 +26,7 @@ from typing import BinaryIO, Final, cast
 import trustme
 
 from llmgw.model.ids import Commit
+from llmgw.model.struct import Struct
 from tests.ports import row_of_ports
 
 UP_WITHIN: Final = 20.0
@@ -57,8 +58,7 @@ def git(*words: str, at: Path | None = None, variables: Mapping[str, str] | None
     return done.stdout.strip()
 
 
-@dataclass(frozen=True, slots=True)
-class Repositories:
+class Repositories(Struct, kw_only=False):
     """The bare repositories of a host, on its own disk."""
 
     folder: Path
@@ -95,8 +95,7 @@ class Repositories:
 # ---- https -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, kw_only=False):
     """One request: ``allowed`` says whether it brought the token."""
 
     line: str

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
+from llmgw.model.struct import Struct
 from tests.e2e.sshroad import LLMGW, STATE
 from tests.rig import namespaces
 from tests.rig.host import CHECKOUT, Host, wait_for
@@ -55,8 +56,7 @@ def controller_options() -> Options:
 # ---- the Git host ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Hub:
+class Hub(Struct, kw_only=False):
     """A bare repository that is reached over ssh, and somebody's clone of it, on a host."""
 
     host: Host
@@ -218,8 +218,7 @@ class Controller:
 # ---- what the agents let in ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Fence:
+class Fence(Struct, kw_only=False, order=True):
     serial: int
     intent: str
 

@@ -4,12 +4,12 @@ import asyncio
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from llmgw.model.struct import Struct
 from tests.controller.serving.deliveries import SECRET, Delivery, push
 from tests.ports import row_of_ports
 from tests.stories.stage import LLMGW, Stage, until
@@ -69,8 +69,7 @@ def hooks(*providers: str, repository: str = "ann/fleet") -> str:
     return "webhooks:\n" + "".join(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class Serving:
+class Serving(Struct, kw_only=False):
     _http: httpx.Client
 
     def is_ready(self) -> bool:

@@ -8,10 +8,10 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmgw.model.struct import Struct
 from tests import forked
 from tests.rig import namespaces
 from tests.rig.host import Host, wait_for
@@ -32,8 +32,7 @@ done
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class Ran(Struct):
     """One command: what it said and how it ended."""
 
     words: tuple[str, ...]

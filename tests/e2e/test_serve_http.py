@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from llmgw.model.struct import Struct
 from tests.controller.serving.deliveries import push
 from tests.e2e.githosts import HttpsHost, https_host
 from tests.e2e.serving import WITHIN, Serving, hooks, serving
@@ -30,8 +31,7 @@ def host(tmp_path: Path) -> Iterator[HttpsHost]:
         yield up
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(Struct, kw_only=False):
     commit: str
     state: str
     context: str

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from llmgw.core.lifecycle import DRAIN_SETTLE
+from llmgw.model.struct import Struct
 from tests.e2e.sshroad import SshRoad
 from tests.rig.host import wait_for
 
@@ -23,8 +24,7 @@ LANES: Final = 4
 WORDS: Final = "one two three four five six seven eight nine ten"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
+class Read(Struct):
     """What a gateway knows of a model, and since when."""
 
     ready: tuple[Mapping[str, Any], ...]

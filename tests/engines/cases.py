@@ -1,7 +1,6 @@
 """Placed replicas to launch: one builder, and the shapes that golden files hold."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from llmgw.core.adapter import NodeContext, Placed
@@ -13,19 +12,19 @@ from llmgw.model.manifest import (
     Adapter,
     Duration,
     Engine,
-    FromEnv,
-    FromFile,
     Gpus,
     ModelSpec,
     NodeSpec,
     Pip,
     PipFile,
     ProfileSpec,
+    Secret,
     Size,
     Source,
 )
 from llmgw.model.problems import Where
 from llmgw.model.record import RankPlacement
+from llmgw.model.struct import replace
 
 SHA = "ab" * 32
 SPEC_DIGEST = Digest("1f0c9a2b" + "0" * 56)
@@ -98,7 +97,7 @@ def placed(
 WHOLE = tuple(GpuClaim(uuid=uuid) for uuid in GPUS)
 LOCAL_NODE = NodeSpec(
     transport="local",
-    env={"HTTPS_PROXY": "http://node:3128", "WINS": "node", "TOKEN": FromEnv(from_env="NODE_TOKEN")},
+    env={"HTTPS_PROXY": "http://node:3128", "WINS": "node", "TOKEN": Secret(from_env="NODE_TOKEN")},
 )
 
 
@@ -143,8 +142,8 @@ def cases() -> Mapping[str, Placed]:
         ),
         "llamacpp-secrets": placed(
             model(
-                replace(cpu, env={"TOKEN": FromFile(from_file="~/token")}),
-                env={"OTHER_TOKEN": FromEnv(from_env="CI_TOKEN")},
+                replace(cpu, env={"TOKEN": Secret(from_file="~/token")}),
+                env={"OTHER_TOKEN": Secret(from_env="CI_TOKEN")},
             ),
             node=LOCAL_NODE,
         ),

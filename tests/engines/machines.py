@@ -1,7 +1,6 @@
 """Machines as clusters have them, and replicas placed on them: what the golden launches are made for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 from llmgw.core.adapter import NodeContext, Placed
 from llmgw.core.fabric.labels import labels
@@ -14,14 +13,14 @@ from llmgw.model.facts import Gpu
 from llmgw.model.ids import replica_id
 from llmgw.model.manifest import GIB, Pip
 from llmgw.model.record import RankPlacement
+from llmgw.model.struct import Struct, replace
 from tests.core.builders import NodeState, desired, empty_record, observed
 from tests.core.fabric.nodes import infiniband, labelled, machine, roce
 
 FIRST_PORT = 18000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(Struct):
     node: DesiredNode
     state: NodeState
 

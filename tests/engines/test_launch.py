@@ -3,7 +3,6 @@ and what a shard stands on is what its jobs make."""
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -13,7 +12,8 @@ from hypothesis import strategies as st
 from llmgw.core.adapter import Placed, RankNetwork, Variable
 from llmgw.engines.registry import ADAPTERS
 from llmgw.model.launch import ADAPTER, LATE_PATTERN, LATE_VALUES, LaunchSpec
-from llmgw.model.manifest import Engine, FromEnv, FromFile, Gpus, NodeSpec, Pip
+from llmgw.model.manifest import Engine, Gpus, NodeSpec, Pip, Secret
+from llmgw.model.struct import replace
 from llmgw.wire import codec
 from tests.engines.cases import CPU, LLAMA, ON_NODE, SIM, SMOLLM, cases, model, placed, profile
 from tests.engines.matrix import matrix
@@ -131,8 +131,8 @@ def test_a_node_cannot_override_the_key_or_the_gpus() -> None:
 
 
 def test_secrets_are_referred_to_by_their_variable_and_only_those_that_win() -> None:
-    node = NodeSpec(env={"TOKEN": FromEnv(from_env="NODE"), "PLAIN": FromEnv(from_env="X")})
-    of = model(profile(env={"TOKEN": FromFile(from_file="f")}), env={"PLAIN": "text"})
+    node = NodeSpec(env={"TOKEN": Secret(from_env="NODE"), "PLAIN": Secret(from_env="X")})
+    of = model(profile(env={"TOKEN": Secret(from_file="f")}), env={"PLAIN": "text"})
     (spec,) = launched(placed(of, node=node))
     assert spec.secrets == ("TOKEN",)
     assert spec.processes[0].env["PLAIN"] == "text"

@@ -1,6 +1,5 @@
 """SGLang: what it refuses, how it is told its key, and when it counts as ready."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +8,7 @@ from llmgw.engines.registry import ADAPTERS
 from llmgw.model.desired import DesiredModel
 from llmgw.model.launch import LaunchSpec
 from llmgw.model.manifest import GIB, Duration, Engine, Gpus, Parallel, ProfileSpec, Size, Timeouts
+from llmgw.model.struct import replace
 from tests.engines.cases import CPU, model
 from tests.engines.machines import ib_pair, l40s_box, on
 from tests.engines.matrix import DIRECTORY, LORAS, SGLANG

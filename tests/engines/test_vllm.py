@@ -1,7 +1,6 @@
 """vLLM: what it refuses, what it warns of, and what its command lines must never get wrong."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from llmgw.model.manifest import (
     Source,
     Timeouts,
 )
+from llmgw.model.struct import replace
 from tests.engines.cases import BY_URL, CPU, SHA, SMOLLM, model
 from tests.engines.machines import ib_pair, l40s_box, no_gpu, on, roce_pair
 from tests.engines.matrix import DIRECTORY, LORAS, VLLM, VLLM_PATH

@@ -1,14 +1,13 @@
 """How weights get onto a node, whatever the engine."""
 
-from dataclasses import replace
-
 from llmgw.engines import weights
 from llmgw.model.launch import FetchSpec
-from llmgw.model.manifest import FromEnv, Pip, Source
+from llmgw.model.manifest import Pip, Secret, Source
+from llmgw.model.struct import replace
 from llmgw.wire import codec
 
 HUB = Source(
-    hugging_face="acme/tiny", revision="6f6073b423013f6a7d4d9f39144961bfbfbc386b", token=FromEnv(from_env="T")
+    hugging_face="acme/tiny", revision="6f6073b423013f6a7d4d9f39144961bfbfbc386b", token=Secret(from_env="T")
 )
 PIP = Pip(index_url="https://pypi.example.org/simple", wheel_dir="/srv/wheels")
 

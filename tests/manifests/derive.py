@@ -9,13 +9,15 @@ import inspect
 import json
 import re
 import sys
+import textwrap
 import types
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NewType, Union, get_args, get_origin
+
+from msgspec.inspect import is_struct_type
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -26,7 +28,7 @@ from llmgw.manifests import reference  # noqa: E402
 from llmgw.model.manifest import KINDS  # noqa: E402
 from llmgw.model.plan import Plan  # noqa: E402
 from llmgw.model.record import NodeRecord, ReplicaRecord  # noqa: E402
-from llmgw.wire.codec import written_name  # noqa: E402
+from llmgw.model.struct import Time, fields  # noqa: E402
 
 SIMPLE = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
@@ -42,13 +44,15 @@ class Derivation:
             return self.of(kind.__supertype__)
         if kind is Any:
             return {}
+        if kind == Time:
+            kind = datetime
         if kind in SIMPLE:
             return {"type": SIMPLE[kind]}
         if kind is datetime:
             return {"type": "string", "format": "date-time"}
         if isinstance(kind, type) and issubclass(kind, Enum):
             return {"enum": [member.value for member in kind]}
-        if is_dataclass(kind):
+        if is_struct_type(kind):
             return {"$ref": f"#/$defs/{self._define(kind)}"}
         return self._generic(get_origin(kind), get_args(kind))
 
@@ -67,7 +71,7 @@ class Derivation:
     def _define(self, kind: Any) -> str:
         name: str = kind.__name__
         if name in self.definitions:
-            assert self.definitions[name]["x-module"] == kind.__module__, f"two dataclasses called {name}"
+            assert self.definitions[name]["x-module"] == kind.__module__, f"two values called {name}"
             return name
         self.definitions[name] = {"x-module": kind.__module__}
         self.definitions[name].update(self.object(kind))
@@ -75,20 +79,16 @@ class Derivation:
 
     def object(self, kind: Any) -> dict[str, Any]:
         """Unknown fields are allowed: a newer llmgw may write more."""
-        hints, remarks = get_type_hints(kind), _remarks(kind)
-        required = [
-            written_name(field.name)
-            for field in fields(kind)
-            if field.default is MISSING and field.default_factory is MISSING
-        ]
+        remarks = _remarks(kind)
+        required = [field.encode_name for field in fields(kind) if field.required]
         return {
             "description": _first_paragraph(kind.__doc__ or _in_words(kind.__name__)),
             "type": "object",
             **({"required": required} if required else {}),
             "properties": {
-                written_name(field.name): {
+                field.encode_name: {
                     "description": remarks.get(field.name) or _in_words(field.name),
-                    **self.of(hints[field.name]),
+                    **self.of(field.type),
                 }
                 for field in fields(kind)
             },
@@ -107,7 +107,7 @@ def _in_words(name: str) -> str:
 def _remarks(kind: Any) -> dict[str, str]:
     """What the source says of each field: the text below it, or the comment beside it."""
     try:
-        source = inspect.cleandoc(inspect.getsource(kind))
+        source = textwrap.dedent(inspect.getsource(kind))
     except OSError:
         return {}
     lines = source.splitlines()

@@ -2,22 +2,23 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import jsonschema_rs
 import pytest
+from msgspec.inspect import is_struct, is_struct_type
 
 from llmgw.controller.repo.layout import ENDPOINTS, HEAD, Kept, changes
 from llmgw.manifests import decode, schema, yamltext
 from llmgw.model import ids, units
 from llmgw.model.facts import Facts
 from llmgw.model.ids import Commit, FleetId
-from llmgw.model.manifest import KINDS, Duration, Metadata, Size
+from llmgw.model.manifest import KINDS, Duration, FromFile, Metadata, Secret, Size
 from llmgw.model.plan import Basis, Plan
 from llmgw.model.record import Endpoint, NodeRecord, Record
-from llmgw.wire.codec import from_json, to_json, written_name
+from llmgw.model.struct import default_of, fields
+from llmgw.wire.codec import from_json, to_json
 from tests.manifests import derive
 
 KIND_FILES = ("fleet", "node", "profile", "model")
@@ -174,12 +175,12 @@ def test_every_schema_is_a_valid_schema(name: str) -> None:
 
 
 def _read(kind: Any, value: Any) -> Any:
-    return decode.converter().structure(value, kind)
+    return decode.value(kind, value)
 
 
 def _parts(kind: Any) -> Iterator[Any]:
-    """The dataclasses inside a type such as ``Ssh | None`` or ``tuple[Fabric, ...]``."""
-    if is_dataclass(kind):
+    """The values inside a type such as ``Ssh | None`` or ``tuple[Fabric, ...]``."""
+    if is_struct_type(kind):
         yield kind
     for argument in get_args(kind):
         yield from _parts(argument)
@@ -190,25 +191,24 @@ def _resolved(whole: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compare(whole: dict[str, Any], node: dict[str, Any], kind: Any, path: str, seen: list[str]) -> None:
-    """A schema's object against a dataclass: the same fields, the same needs, the same defaults."""
+    """A schema's object against a kind of value: the same fields, the same needs, the same defaults."""
     node = _resolved(whole, node)
     if node.get("type") == "array":
         node = _resolved(whole, node["items"])
-    hints = get_type_hints(kind)
-    by_name: dict[str, Field[Any]] = {written_name(field.name): field for field in fields(kind)}
+    by_name = {field.encode_name: field for field in fields(kind)}
     assert sorted(node["properties"]) == sorted(by_name), path
     for name, field in by_name.items():
         child, here = _resolved(whole, node["properties"][name]), f"{path}.{name}"
         seen.append(here)
-        inner = [part for part in _parts(hints[field.name]) if part.__name__ not in ("FromEnv", "FromFile")]
-        default = field.default if field.default_factory is MISSING else field.default_factory()
-        assert (default is MISSING) == (name in node.get("required", ())), here
+        inner = [part for part in _parts(field.type) if part not in (Secret, FromFile)]
+        default = default_of(field)
+        assert field.required == (name in node.get("required", ())), here
         if inner:
             _compare(whole, node["properties"][name], inner[0], here, seen)
-        if is_dataclass(default) or default is None or default is MISSING:
+        if is_struct(default) or default is None or field.required:
             assert "default" not in child, here
         else:
-            assert _read(hints[field.name], child["default"]) == default, here
+            assert _read(field.type, child["default"]) == default, here
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

@@ -1,8 +1,7 @@
 """What of a node's facts is recorded, and what a pretended node shows."""
 
-from dataclasses import replace
-
 from llmgw.model.facts import Disk, EngineFact, Facts, Gpu, GpuProcess, HcaPort
+from llmgw.model.struct import replace
 
 GIB = 1024**3
 GPU = Gpu(uuid="GPU-1", index=0, name="H100", gpu_class="h100-80g", memory_total=80 * GIB)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from llmgw.model.struct import Struct
 from tests.rig import namespaces
 from tests.rig.namespaces import run
 from tests.rig.options import Options, User
@@ -24,8 +25,7 @@ PAUSE: Final = 0.05
 NFT_TABLE: Final = "rig"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class Done(Struct):
     """How a command on a host ended."""
 
     code: int

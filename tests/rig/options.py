@@ -1,12 +1,12 @@
 """What one host of a rig is like, where it differs from the others."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from llmgw.model.struct import Struct
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class User:
+
+class User(Struct):
     """A user beside root, who logs in with the rig's key. ``bashrc`` is what every command of theirs runs first."""
 
     name: str
@@ -14,8 +14,7 @@ class User:
     bashrc: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Struct):
     """``max_sessions`` and ``max_startups`` None: sshd's own defaults. ``key_types`` are its host keys. ``hide`` names
     directories that are empty in the host; the checkout, this Python and root's home always are, unless ``shows_checkout``.
     ``shares`` are directories of this machine and where the host has them, read only, as it would have a file server's.

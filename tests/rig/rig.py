@@ -16,13 +16,13 @@ Host cgroups are not there (their /sys/fs/cgroup is empty), and the clock is eve
 import secrets
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
 import pytest
 
+from llmgw.model.struct import Struct
 from tests.rig import namespaces
 from tests.rig.host import Host
 from tests.rig.namespaces import run
@@ -32,8 +32,7 @@ T = TypeVar("T")
 CONTROLLER: Final = "10.77.0.1"
 
 
-@dataclass(frozen=True, slots=True)
-class Controller:
+class Controller(Struct, kw_only=False):
     """Where llmgw runs: a network with the hosts in it, and the machine's own files."""
 
     namespace: str

@@ -1,7 +1,7 @@
 """A pretended Git repository of manifests: what people ask for, and how they change their minds."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from random import Random
 from typing import Any, Literal
@@ -38,6 +38,7 @@ from llmgw.model.manifest import (
     Unreachable,
 )
 from llmgw.model.problems import StalledError, Where
+from llmgw.model.struct import Struct, replace
 
 Shape = Literal["whole", "pair", "share", "cpu", "gang", "cpu gang"]
 Manner = Literal["good", "slow", "never-ready", "exits", "exits later"]
@@ -56,16 +57,14 @@ AHEAD_OF_UTC: Mapping[Zone, int] = {"UTC": 0, "Asia/Kathmandu": 345}
 """Minutes, at any time of the year."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeWish:
+class NodeWish(Struct):
     name: str
     gpus: int
     cordon: bool = False
     drain: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelWish:
+class ModelWish(Struct):
     name: str
     shape: Shape
     replicas: int = 1
@@ -81,8 +80,7 @@ class ModelWish:
     adapters: tuple[str, ...] | None = None  # None: it runs without LoRA
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowWish:
+class WindowWish(Struct):
     """Opens every so many minutes, a divisor of an hour, and stays open for ``minutes``."""
 
     kind: Literal["allow", "deny"]
@@ -95,8 +93,7 @@ class WindowWish:
         return (now.hour * 60 + now.minute + AHEAD_OF_UTC[self.zone]) % self.every < self.minutes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetWish:
+class FleetWish(Struct):
     """Models and nodes are called by their first names here. What Git calls them is another matter: ``renames`` lists whom
     somebody has renamed, once for each time; every second time it is back to the first name."""
 

@@ -8,7 +8,7 @@ import asyncio
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -33,6 +33,7 @@ from llmgw.model.facts import Facts
 from llmgw.model.ids import FleetId
 from llmgw.model.problems import HeldError, InvalidError, LlmgwError
 from llmgw.model.record import Outcome
+from llmgw.model.struct import replace
 from tests.sim.commits import Commits
 from tests.sim.crash import Guard, Incarnation, SimulatedCrash, guard
 from tests.sim.loop import LoopClock

@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
 
 from llmgw.controller.nodes.memory import Cut
 from llmgw.controller.passes.custody import adopting, forgetting
 from llmgw.model.claims import GpuClaim
 from llmgw.model.facts import GpuProcess
 from llmgw.model.manifest import GIB
+from llmgw.model.struct import Struct, replace
 from tests.sim.commits import OLD_AGENT, PORTS, FleetWish
 from tests.sim.controllers import SLEEPS
 from tests.sim.node import SimNode
@@ -18,8 +18,7 @@ LOOK_EVERY = 15.0
 """Seconds between passes while things settle, as `apply --wait` looks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(Struct):
     """Something that people or fate do, and how long until the next. Which node is meant counts modulo their number."""
 
     kind: str

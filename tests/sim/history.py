@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
 from random import Random
 
 from llmgw import __version__
 from llmgw.model.ids import key_id
 from llmgw.model.plan import Action, Plan, StepKind
+from llmgw.model.struct import Struct, replace
 from tests.sim.commits import LOADED, FleetWish, ModelWish, NodeWish, first_name, unfrozen
 from tests.sim.deeds import DEEDS, LOOK_EVERY, Event, agent_again
 from tests.sim.loop import DeadlockError, VirtualLoop, run
@@ -21,8 +21,7 @@ STAYS = 120.0
 QUIET = 900.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class History(Struct):
     """``seed`` draws what the events leave open: delays, and how engines behave."""
 
     seed: int
@@ -41,8 +40,7 @@ class History:
         return tuple(found.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class Ran(Struct):
     """How it went. ``digest`` sums up everything that happened, ``calls`` counts what a life did to the world, ``versions``
     are those of the record."""
 

@@ -6,7 +6,7 @@ What is so on the machines counts, not what agents or record say of it. A violat
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from llmgw.model.ids import Commit, ReplicaId, key_id, parse_replica_id, parse_s
 from llmgw.model.launch import LaunchSpec
 from llmgw.model.plan import Action, Plan
 from llmgw.model.record import Outcome, PassRecord, RankPlacement, Record, ReplicaPhase, ReplicaRecord
+from llmgw.model.struct import replace
 from llmgw.wire import codec
 from tests.sim.commits import FleetWish, first_name
 from tests.sim.node import key_of

@@ -8,10 +8,10 @@ Fields that have their usual value are left out, so that a new kind of event nee
 """
 
 import json
-from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from llmgw.model.struct import Struct, default_of, fields
 from llmgw.wire import codec
 from tests.sim.history import History
 
@@ -35,12 +35,12 @@ def _file(name: str) -> str:
 
 
 def _told(value: Any) -> Any:
-    if is_dataclass(value):
-        pairs = ((field, getattr(value, field.name)) for field in fields(value))
+    if isinstance(value, Struct):
+        pairs = ((field, getattr(value, field.name)) for field in fields(type(value)))
         return {
-            codec.written_name(field.name): _told(held)
+            field.encode_name: _told(held)
             for field, held in pairs
-            if field.default is MISSING or held != field.default
+            if field.required or held != default_of(field)
         }
     if isinstance(value, list | tuple):
         return [_told(item) for item in value]

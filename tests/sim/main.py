@@ -11,8 +11,8 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 
+from llmgw.model.struct import replace
 from tests.sim.history import History, Ran, play
 from tests.sim.kept import keep
 from tests.sim.making import make

@@ -1,9 +1,9 @@
 """Histories out of a number: what people and fate might do next, drawn so that things meet that seldom do."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 
+from llmgw.model.struct import replace
 from tests.sim.commits import FleetWish, edited, first_wish, with_adapters, with_gangs
 from tests.sim.deeds import APPLIES, FATE, HANDS, Event
 from tests.sim.history import History

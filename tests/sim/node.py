@@ -3,7 +3,6 @@
 import asyncio
 import errno
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -40,6 +39,7 @@ from llmgw.model.launch import HttpProbe
 from llmgw.model.manifest import GIB
 from llmgw.model.problems import LlmgwError, RetryError
 from llmgw.model.report import AgentInfo, ShardState
+from llmgw.model.struct import replace
 from llmgw.wire.messages import PROTOCOL
 from tests.sim.commits import address_of, first_name
 from tests.sim.crash import Incarnation, guard
@@ -97,7 +97,7 @@ def _manner(script: Script) -> str:
     plain = Script()
     odd = [
         f"{name}={getattr(script, name)}"
-        for name in Script.__dataclass_fields__
+        for name in Script.__struct_fields__
         if getattr(script, name) != getattr(plain, name)
     ]
     return f"({', '.join(odd)})" if odd else ""

@@ -4,7 +4,6 @@ The repository can be unreachable, and an answer can get lost.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
@@ -14,13 +13,13 @@ from llmgw.model.ids import Commit
 from llmgw.model.plan import Plan
 from llmgw.model.problems import RetryError, UnknownOutcomeError
 from llmgw.model.record import Record
+from llmgw.model.struct import Struct, replace
 
 OpenStore = Callable[[str], RecordStore]
 """A machine's own store, by its name; all of them hold the same record."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class Written(Struct):
     """One commit of the state branch."""
 
     version: Commit

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from datetime import datetime, timedelta
 from random import Random
 from typing import Any
@@ -15,6 +14,7 @@ from llmgw.agent.fakes import Process
 from llmgw.model.claims import GpuClaim
 from llmgw.model.ids import ReplicaId
 from llmgw.model.record import ModelRecord, Outcome, PassRecord, Record, ReplicaPhase, ReplicaRecord
+from llmgw.model.struct import replace
 from llmgw.wire import codec
 from llmgw.wire.messages import DrainParams, ForgetParams
 from tests.sim.commits import OLD_AGENT, FleetWish, ModelWish, NodeWish, WindowWish

@@ -1,9 +1,8 @@
 """Death at any call to the world, one after another: of the apply that begins a rollout, and of the agents that it commands."""
 
-from dataclasses import replace
-
 import pytest
 
+from llmgw.model.struct import replace
 from tests.sim.commits import FleetWish, ModelWish, NodeWish
 from tests.sim.deeds import Event
 from tests.sim.history import History, play

@@ -11,7 +11,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
@@ -30,6 +29,7 @@ from llmgw.controller.serving.pauses import Pace
 from llmgw.controller.serving.snapshot import HELD, Event, PassEnded, Snapshot, Snapshots
 from llmgw.model.record import Outcome
 from llmgw.model.report import Observed
+from llmgw.model.struct import replace
 from tests.sim.commits import GPUS, FleetWish, NodeWish, edited, first_wish, unfrozen
 from tests.sim.controllers import broken
 from tests.sim.deeds import DEEDS, FATE

@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +27,7 @@ from llmgw.model.facts import Facts
 from llmgw.model.ids import Commit
 from llmgw.model.plan import Plan
 from llmgw.model.record import Record
+from llmgw.model.struct import replace
 from llmgw.redaction import Redactor
 from llmgw.wire.messages import HelloResult
 

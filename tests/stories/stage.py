@@ -22,6 +22,7 @@ import psutil
 
 from llmgw.model.facts import Facts, Gpu
 from llmgw.model.manifest import GIB
+from llmgw.model.struct import Struct
 from llmgw.wire.codec import dumps_readable
 from tests import forked
 from tests.ports import row_of_ports
@@ -59,8 +60,7 @@ _NO_ALERT = re.compile(r"\nALERT +SEVERITY.*\n(?=\[exit|\Z)")
 _PROGRESS = re.compile(r"^[a-z0-9-]+/\d+\.\d+ on ")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class Ran(Struct):
     """One command: what it said and how it ended."""
 
     words: tuple[str, ...]

@@ -4,10 +4,10 @@ upgrade or a reboot must not move a GPU out of the class that profiles ask for, 
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from llmgw.agent.seams import Disk
 from llmgw.model.problems import LlmgwError
+from llmgw.model.struct import Struct, field
 from llmgw.wire import codec
 
 GIB = 1024**3
@@ -26,16 +26,14 @@ def gpu_class(name: str, total: int) -> str:
     return f"{'-'.join(kept) or 'gpu'}-{round(total / GIB)}g"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuClass:
+class GpuClass(Struct):
     """``total``: bytes that the GPU had when it was given its class."""
 
     name: str
     total: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredClasses:
+class StoredClasses(Struct):
     """By UUID, the one seen longest ago first."""
 
     gpus: Mapping[str, GpuClass] = field(default_factory=dict)

@@ -4,9 +4,9 @@ import asyncio
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from llmgw.agent.children import end_session
+from llmgw.model.struct import Struct
 
 MAX_OUTPUT = 4 * 1024 * 1024
 LOOKS_FOR = ("PATH", "LD_LIBRARY_PATH")
@@ -30,8 +30,7 @@ class NoAnswerError(AskError):
         self.process = process
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class Said(Struct):
     """How a program ended, and all that it wrote."""
 
     program: str

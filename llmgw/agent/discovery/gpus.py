@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -17,6 +17,7 @@ from llmgw.agent.discovery.classes import Classes
 from llmgw.agent.discovery.commands import AskError, NoAnswerError, ask_program
 from llmgw.agent.discovery.readings import Held, Look, Lost, Reading, bus_id
 from llmgw.model.facts import INHERITED, Gpu, GpuProcess
+from llmgw.model.struct import Struct, replace
 from llmgw.wire import codec
 
 DEADLINE = 10.0
@@ -30,8 +31,7 @@ _INTEGRATED = re.compile(r"\b(GB10|Orin|Thor|Xavier|Tegra)\b")
 SHARED = "it has no memory of its own: it shares the host's"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSample:
+class GpuSample(Struct):
     """What one look found. ``source``: nvml | nvidia-smi | none."""
 
     gpus: tuple[Gpu, ...] = ()

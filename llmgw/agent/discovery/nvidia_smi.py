@@ -5,11 +5,11 @@ import asyncio
 import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from xml.etree import ElementTree as ET
 
 from llmgw.agent.discovery.commands import AskError, run_program
 from llmgw.agent.discovery.readings import Held, Look, Lost, Reading, bus_id
+from llmgw.model.struct import Struct, replace
 
 PROGRAM = "nvidia-smi"
 REPORT = ("-q", "-x")
@@ -60,8 +60,7 @@ async def _beside(arguments: Sequence[str], env: Mapping[str, str], end: float) 
         return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class Beside(Struct):
     """What the report itself does not tell."""
 
     table: str = ""

@@ -1,15 +1,14 @@
 """What a launch asks of a node that pretends: adapters, memory and interfaces as its file says, the rest as it is."""
 
 import asyncio
-from dataclasses import dataclass
 
 from llmgw.agent.seams import NodeChecks
 from llmgw.agent.settings import Layout, read_pretended
 from llmgw.model.facts import Facts
+from llmgw.model.struct import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PretendedChecks:
+class PretendedChecks(Struct):
     """``real`` answers what the file does not name."""
 
     places: Layout

@@ -3,23 +3,22 @@ same words. Values only. None is *not told*, and never a zero."""
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from llmgw.model.struct import Struct, field
 
 _BUS = re.compile(
     r"^(?:PCI:)?(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-9a-f]))?$", re.IGNORECASE
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Held(Struct):
     """A process on a GPU. ``memory`` in bytes."""
 
     pid: int
     memory: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(Struct):
     """One GPU or MIG instance. Sizes in bytes. ``refused``: questions without an answer, and what was said instead.
     ``fatal``: answers that mean that nothing can be computed on it."""
 
@@ -51,8 +50,7 @@ class Reading:
     processes: tuple[Held, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
+class Lost(Struct):
     """A GPU that is listed and can't be reached: without its UUID, so known only by place."""
 
     why: str
@@ -60,8 +58,7 @@ class Lost:
     pci: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Look(Struct):
     """One look at all GPUs. ``absent``: there is nothing to ask, which is no problem; ``error``: there is, and it
     answers nothing."""
 

@@ -3,7 +3,6 @@ are told all the same. A node that pretends shows what its file says instead."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,12 +14,12 @@ from llmgw.agent.settings import Layout, read_pretended
 from llmgw.model.facts import Facts, Gpu
 from llmgw.model.manifest import PortRange
 from llmgw.model.problems import LlmgwError
+from llmgw.model.struct import Struct, replace
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class Survey(Struct):
     """Looks at this machine. ``owner`` tells the shard that a process provably belongs to. ``xids`` adds the
     errors that the driver has told of them, and may take milliseconds. ``pretends``: the GPUs, adapters and whatever else ``pretended.json`` names come from there."""
 

@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from llmgw.agent.shards.kernellog import KernelLog, Line, buses
 from llmgw.clock import Clock
 from llmgw.model.facts import Gpu, Xid
+from llmgw.model.struct import replace
 
 LOOK_BACK = timedelta(days=1)
 """An error that did not come again for so long is history: the journal of the machine tells it."""

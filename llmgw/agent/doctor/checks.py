@@ -2,7 +2,6 @@
 seen in, lines with what to do out. Pure."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import PurePath
 
 from llmgw.agent.doctor.looking import Entry, Looks
@@ -10,11 +9,11 @@ from llmgw.core.symptoms import symptoms
 from llmgw.model.checkup import Check, fail, warn, well
 from llmgw.model.facts import Facts
 from llmgw.model.report import Report
+from llmgw.model.struct import Struct
 from llmgw.wire.setup import AgentSettings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Seen(Struct):
     """``report`` None: no agent answers, for the reason in ``silence``. ``strays``: shards that processes belong to, and that
     nobody has orders for. ``policy``: the file where the machine's own rules would stand."""
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmgw.agent.doctor import looking
@@ -13,14 +12,14 @@ from llmgw.agent.settings import Layout
 from llmgw.model.checkup import Checkup
 from llmgw.model.facts import Facts
 from llmgw.model.report import Report
+from llmgw.model.struct import Struct, replace
 from llmgw.wire.messages import Knocked, KnockParams
 from llmgw.wire.setup import AgentSettings
 
 ENDED = frozenset({"stopped", "failed"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeExaminer:
+class NodeExaminer(Struct):
     """``strays`` tells the shards, not among those given, of which processes live."""
 
     places: Layout

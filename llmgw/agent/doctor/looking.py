@@ -7,12 +7,12 @@ import os
 import pwd
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from llmgw.agent.settings import FOLDERS, SHARED_MODE, Layout
 from llmgw.agent.shards.orders import read_order
 from llmgw.model.report import JournalEntry
+from llmgw.model.struct import Struct
 from llmgw.wire import codec
 from llmgw.wire.setup import SETTINGS
 
@@ -28,8 +28,7 @@ MAX_ORDER = 16 * 1024 * 1024
 MAX_JOURNAL = 16 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Struct):
     """A file or directory of the agent's. ``mode`` None: it is not there; ``error``: it can't be looked at."""
 
     path: str
@@ -39,8 +38,7 @@ class Entry:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class User:
+class User(Struct):
     """Whom engines run as. ``uid`` None: there is no such user. ``lacking``: groups of this machine that open GPUs."""
 
     name: str
@@ -48,8 +46,7 @@ class User:
     lacking: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Looks:
+class Looks(Struct):
     """``unreadable``: files of orders; ``gaps`` are the numbers that the journal lacks, from and to; ``kept_ports`` those that the kernel never hands out by
     itself; ``clock_kept`` None: it can't be told."""
 

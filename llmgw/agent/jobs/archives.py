@@ -11,7 +11,6 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, TypeAlias
@@ -19,6 +18,7 @@ from typing import IO, TypeAlias
 from llmgw.agent.jobs.doer import Progress
 from llmgw.agent.jobs.files import CHUNK, Stopped, require_space
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct
 
 _BROKEN = (
     zipfile.BadZipFile,
@@ -38,8 +38,7 @@ DEPTH = 3
 """Directories that a program may lie deep: ``build/bin`` of the one, the release's own name of the other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Member:
+class _Member(Struct):
     """``link``: where a symbolic link points to."""
 
     path: PurePosixPath

@@ -6,18 +6,17 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from llmgw.agent.children import end_session
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct
 
 MAX_LINE = 16 * 1024
 KEPT_LINES = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(Struct):
     """How a command ended. ``code`` is negative for a signal, as in subprocess."""
 
     code: int

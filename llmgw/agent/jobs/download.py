@@ -4,7 +4,6 @@ import hashlib
 import ssl
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from llmgw.agent.jobs.files import (
 )
 from llmgw.agent.jobs.pip import without_credentials
 from llmgw.model.problems import RetryError, StalledError
+from llmgw.model.struct import Struct
 
 TIMEOUT = httpx.Timeout(60.0, connect=20.0)
 MAX_REDIRECTS = 10
@@ -37,8 +37,7 @@ MAX_VALIDATOR = 200
 RETRY_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class Mark(Struct):
     """What a half download is half of. ``address``: a hash, since an address may hold a password. ``validator``: the server's
     own word for the file, strong enough to go on by."""
 
@@ -46,8 +45,7 @@ class Mark:
     validator: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Got:
+class Got(Struct):
     """``resumed``: it came in more than one part."""
 
     sha256: str

@@ -5,7 +5,6 @@ name is always whole.
 import asyncio
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from llmgw.agent.jobs.doer import NO_SECRETS, Progress
@@ -29,10 +28,10 @@ from llmgw.agent.jobs.wheelfile import file_of_wheel
 from llmgw.model.facts import WeightsFact
 from llmgw.model.launch import FetchSpec
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct, field
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetcher:
+class Fetcher(Struct):
     """``python`` runs pip and makes the tools' environments below ``engines``; ``env`` is the base environment of what is
     run, and says which proxy and which hub to use; ``runtime`` holds llmgw's own programs."""
 

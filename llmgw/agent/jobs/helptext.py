@@ -10,12 +10,12 @@ import pwd
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from llmgw.agent.children import end_session
 from llmgw.model.launch import LATE_PATTERN, HelpSpec
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct
 from llmgw.wire.flags import flags_of, points_elsewhere
 
 MAX_HELP = 1024 * 1024
@@ -29,23 +29,20 @@ PLAIN = {"COLUMNS": "400", "LANG": "C.UTF-8", "NO_COLOR": "1", "PATH": PATH, "TE
 _SAID = 300
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class Heard(Struct):
     """What a program said of its flags: them, or what was wrong."""
 
     flags: tuple[str, ...] | None = None
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
+class _Said(Struct):
     text: str
     code: int | None
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asker:
+class Asker(Struct):
     """``user`` is whom engines run as; None: the agent's own. Of ``env``, the node's, only what finds libraries is kept."""
 
     user: str | None

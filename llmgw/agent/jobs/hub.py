@@ -15,7 +15,7 @@ from llmgw.agent.jobs.environments import measured
 from llmgw.agent.jobs.files import NoSpaceError, require_space
 from llmgw.agent.jobs.pip import without_credentials
 from llmgw.model.launch import TOKEN, FetchSpec
-from llmgw.model.manifest import FromEnv, FromFile
+from llmgw.model.manifest import Secret
 from llmgw.model.problems import LlmgwError, RetryError, StalledError
 from llmgw.redaction import MASK
 
@@ -136,9 +136,9 @@ def _access(kind: str) -> str:
 def _what_token(spec: FetchSpec, *, given: bool) -> str:
     """Which secret to see to."""
     match spec.token:
-        case FromEnv(from_env=name):
+        case Secret(from_env=str(name)):
             return f"see that the token in the controller's variable {name} belongs to an account with access"
-        case FromFile(from_file=path):
+        case Secret(from_file=str(path)):
             return (
                 f"see that the token in {path} on the controller's machine belongs to an account with access"
             )

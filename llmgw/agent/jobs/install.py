@@ -8,7 +8,6 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from llmgw.agent.jobs.archives import link_programs, unpack
@@ -30,14 +29,14 @@ from llmgw.agent.jobs.targets import ENGINE_MARKER, TEMPORARY, engine_complete, 
 from llmgw.model.facts import EngineFact
 from llmgw.model.launch import InstallSpec, Program
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct, field
 
 MAX_SHEBANG = 127
 """Bytes of a ``#!`` line that every Linux kernel in use reads."""
 MIN_SPACE = 64 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Installer:
+class Installer(Struct):
     """``runtime`` is the directory with llmgw's own programs; ``env`` the base environment of pip, which also says which
     proxy to use. ``settle`` brings what was made onto the disk, so that no marker outlives it in a power failure."""
 

@@ -4,7 +4,6 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from grp import getgrall
 from itertools import islice
 from pathlib import Path
@@ -14,13 +13,13 @@ from llmgw.agent.jobs.doer import Progress
 from llmgw.agent.jobs.files import copy_hashed, mismatch, tree_size
 from llmgw.model.launch import FetchSpec
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct
 
 MAX_LOOKED_AT = 10_000
 READ, ENTER = 4, 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class User:
+class User(Struct):
     """Whom files must let in, by numbers."""
 
     name: str

@@ -12,13 +12,13 @@ they can be told on a full disk too.
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
 from llmgw.agent.jobs.files import NoSpaceError
 from llmgw.model.launch import FetchSpec, InstallSpec
 from llmgw.model.problems import LlmgwError, RetryError, StalledError
+from llmgw.model.struct import Struct, field
 from llmgw.wire import codec
 
 ORDER = "order.json"
@@ -30,8 +30,7 @@ ROOM = 16 * 1024
 MAX_TEXT = 2_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkOrder:
+class WorkOrder(Struct):
     """One job, and the node as far as it matters to it. Holds secrets: never logged. Exactly one spec is set."""
 
     engines: str
@@ -46,8 +45,7 @@ class WorkOrder:
     secrets: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Told(Struct):
     """How far a worker is."""
 
     done: int = 0
@@ -55,8 +53,7 @@ class Told:
     line: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class Result(Struct):
     """How it ended. ``kind``: done, retry, stalled or no-space."""
 
     kind: str

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from llmgw.agent.jobs.doer import NO_SECRETS, Doer, Progress, Targets
@@ -21,6 +21,7 @@ from llmgw.model.ids import JobId
 from llmgw.model.launch import FetchSpec, InstallSpec
 from llmgw.model.problems import AgentError, LlmgwError, RetryError, StalledError
 from llmgw.model.report import JobReport, JobState
+from llmgw.model.struct import replace
 from llmgw.wire import codec
 from llmgw.wire.messages import INVALID_PARAMS, NO_SPACE, NOT_FOUND
 

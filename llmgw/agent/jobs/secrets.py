@@ -1,16 +1,15 @@
 """What a job needs and nobody may see: ``jobsecrets/<job>.json``, 0600, from the order until the job has ended."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 from llmgw.agent.seams import Disk
+from llmgw.model.struct import Struct, field
 from llmgw.wire import codec
 
 FOLDER = "jobsecrets"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSecrets:
+class StoredSecrets(Struct):
     values: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -1,7 +1,6 @@
 """Puts the real doers together: how a job becomes an order for a worker, on this node."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,11 @@ from llmgw.agent.settings import JOB_RUNS, Layout
 from llmgw.agent.shards.processes import ShimSpawner
 from llmgw.clock import Clock
 from llmgw.model.launch import FetchSpec, InstallSpec
+from llmgw.model.struct import Struct
 from llmgw.wire.setup import AgentSettings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkPlace:
+class WorkPlace(Struct):
     """The node, as its jobs see it. ``env`` is the base environment of what workers run."""
 
     places: Layout

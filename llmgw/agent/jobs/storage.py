@@ -4,17 +4,16 @@ fleet still needs it is the controller's to know: it names what may go.
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from llmgw.agent.jobs.runner import Jobs
 from llmgw.agent.seams import ANYTHING_STORED
 from llmgw.model.ids import ShardId
 from llmgw.model.problems import StalledError
 from llmgw.model.report import Stored
+from llmgw.model.struct import Struct, replace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
+class Storage(Struct):
     """``needs``: the digests that shards refer to, and by which."""
 
     jobs: Jobs

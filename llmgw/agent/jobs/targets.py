@@ -14,7 +14,6 @@ below the weights' directory
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from llmgw.agent.jobs.files import read_marker, remove_tree, tree_size
@@ -22,6 +21,7 @@ from llmgw.model.facts import EngineFact, WeightsFact
 from llmgw.model.launch import FetchSpec, InstallSpec
 from llmgw.model.problems import StalledError
 from llmgw.model.report import Stored
+from llmgw.model.struct import Struct
 
 ENGINE_MARKER = "llmgw-engine.json"
 WEIGHTS_MARKER = "llmgw-weights.json"
@@ -32,8 +32,7 @@ MAX_TARGETS = 1_000
 _PLAIN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskTargets:
+class DiskTargets(Struct):
     """Reads the markers below the two directories: a few small files, so it is asked each time and never stale."""
 
     engines_folder: Path

@@ -7,7 +7,6 @@ import fcntl
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from llmgw.agent.jobs.doer import Progress
@@ -18,6 +17,7 @@ from llmgw.agent.jobs.targets import TOOLS
 from llmgw.model import ids
 from llmgw.model.launch import FetchSpec
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct
 
 MARKER = "llmgw-tool.json"
 NEEDED = 256 * 1024 * 1024
@@ -25,8 +25,7 @@ NEEDED = 256 * 1024 * 1024
 LOOK_EVERY = 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tool:
+class Tool(Struct):
     """What its marker says."""
 
     requirement: str

@@ -7,7 +7,6 @@ import asyncio
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +18,7 @@ from llmgw.agent.shards.belongings import SHARD_MARK
 from llmgw.model.launch import FetchSpec, InstallSpec
 from llmgw.model.problems import StalledError
 from llmgw.model.report import Exit
+from llmgw.model.struct import Struct
 
 PROCESS = "worker"
 LOOK_EVERY = 0.5
@@ -51,8 +51,7 @@ class Processes(Protocol):
     async def kill_remaining(self, shard: str) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workers:
+class Workers(Struct):
     """``folder`` holds one folder a job and is ``processes``' own; ``order_of`` says what a job's worker is told;
     ``half_made`` what lies half made on the node, by job."""
 

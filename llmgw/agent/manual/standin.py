@@ -4,7 +4,6 @@ own parts for as long as that command takes, under the agent's lock."""
 import getpass
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmgw.agent.assembly import assemble, job_environment, this_agent, this_holder
@@ -30,14 +29,14 @@ from llmgw.model.ids import ShardId
 from llmgw.model.launch import ENGINE
 from llmgw.model.problems import StalledError
 from llmgw.model.report import ShardReport
+from llmgw.model.struct import Struct, replace
 from llmgw.redaction import Redactor
 from llmgw.wire import codec
 from llmgw.wire.messages import LogLine
 from llmgw.wire.setup import AgentSettings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(Struct):
     """The node as its disk and the kernel show it. Reads only."""
 
     settings: AgentSettings

@@ -5,7 +5,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from llmgw.agent.shards import checks, reports
@@ -22,6 +21,7 @@ from llmgw.model.launch import (
 )
 from llmgw.model.problems import LlmgwError
 from llmgw.model.report import JobState, LoraReport, LoraState, ShardState
+from llmgw.model.struct import Struct, replace
 from llmgw.wire.codec import CodecError
 
 log = logging.getLogger(__name__)
@@ -35,8 +35,7 @@ FIRST_WITHIN = 30.0
 """Seconds that a shard's first ready waits for its adapters, so that a rollout does not go by without them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
+class _Entry(Struct):
     """An adapter that an engine lists; without a name or a path where it tells none."""
 
     name: str | None

@@ -3,7 +3,6 @@ before anything runs."""
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 
 from llmgw.agent.shards import claims, launching
 from llmgw.agent.shards.orders import StoredOrder
@@ -13,6 +12,7 @@ from llmgw.core.lifecycle import rules_of, step
 from llmgw.model.claims import Claims
 from llmgw.model.launch import LaunchSpec
 from llmgw.model.problems import AgentError, StalledError
+from llmgw.model.struct import replace
 from llmgw.wire.messages import CONFLICT, NO_SPACE, POLICY
 
 

@@ -3,7 +3,6 @@ found. Nothing is started or stopped here."""
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from llmgw.agent.seams import Running
@@ -16,14 +15,14 @@ from llmgw.model.claims import Claims
 from llmgw.model.ids import ReplicaId, ShardId, parse_replica_id, parse_shard_id
 from llmgw.model.launch import ENGINE, LaunchSpec, Probes, Process
 from llmgw.model.report import Exit, ShardState
+from llmgw.model.struct import Struct, field, replace
 from llmgw.wire.codec import CodecError
 
 ITS_ORDER = "its order"
 """As what is lost of a shard of which only the name is known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adoption:
+class Adoption(Struct):
     """A shard to go on with: its order, what is still running, what to tell the table first."""
 
     order: StoredOrder
@@ -41,8 +40,7 @@ async def look(order: StoredOrder, around: Surroundings) -> Adoption:
     return replace(await _look(order, around, secrets), lost="its secrets" if missing else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Legacy:
+class Legacy(Struct):
     """Everything that an earlier agent left. ``unreadable``: shard -> what is wrong with its order, to be told as long as it
     is so; ``strays``: the same of shards that stand in no order and of which processes run."""
 

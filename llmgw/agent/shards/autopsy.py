@@ -3,9 +3,9 @@ echo), the last lines, lack of memory, errors of its GPUs. Pure."""
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 
 from llmgw.model.report import Exit
+from llmgw.model.struct import Struct, replace
 
 LAST_LINES = 20
 MAX_TEXT = 2_000
@@ -23,8 +23,7 @@ OUT_OF_MEMORY = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(Struct):
     """What others saw of a death. ``said`` is put into the exit's detail, a sentence each."""
 
     out_of_memory: bool = False

@@ -4,7 +4,6 @@ id; the marker in the environment; its log as output. Everything else is foreign
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from llmgw.agent.seams import ProcessId
@@ -12,14 +11,14 @@ from llmgw.agent.shards import cgroups, proc, statusfiles, traces
 from llmgw.agent.shards.proc import Stat
 from llmgw.agent.shards.statusfiles import Status
 from llmgw.model.ids import ShardId, parse_shard_id
+from llmgw.model.struct import Struct
 
 SHARD_MARK = "LLMGW_SHARD"
 AGENT_MARK = "LLMGW_AGENT"
 SHIM_MARK = "LLMGW_SHIM"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Borne:
+class _Borne(Struct):
     """What each process of one shard bears: reckoned once, for it is looked for in all processes of the machine."""
 
     group: int | None

@@ -1,11 +1,10 @@
 """What a shard really computes on: what its processes hold of the GPUs, by a look at all of them. Pure."""
 
-from dataclasses import dataclass
-
 from llmgw.agent.seams import ProcessId
 from llmgw.model.facts import Gpu
 from llmgw.model.launch import LaunchSpec
 from llmgw.model.report import ComputesOn
+from llmgw.model.struct import Struct
 
 IDLE_MEMORY = 1024**3
 """Bytes that a GPU without any process may show as used: the driver's own part, some hundred MiB."""
@@ -13,8 +12,7 @@ NOBODY_HERE = "?"
 """The user of a process that only the driver knows: inside a pid namespace it tells the host's numbers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Computing:
+class Computing(Struct):
     """What was seen last, and of which engine process: it says nothing of the next one."""
 
     on: ComputesOn

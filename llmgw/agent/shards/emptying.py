@@ -7,8 +7,9 @@ import ctypes
 import errno
 import logging
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+from llmgw.model.struct import Struct
 
 log = logging.getLogger(__name__)
 
@@ -19,8 +20,7 @@ COLLAPSE_RANGE = 0x08
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Emptied:
+class Emptied(Struct):
     """``removed`` bytes were taken from the beginning; the previous file holds them from the byte ``begin`` on."""
 
     removed: int

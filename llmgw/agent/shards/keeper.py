@@ -4,7 +4,6 @@ door to this folder; see ShardKeeper in agent/seams.py."""
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import replace
 
 from llmgw.agent.seams import (
     ANYTHING,
@@ -42,6 +41,7 @@ from llmgw.model.ids import Fence, ShardId
 from llmgw.model.launch import LaunchSpec
 from llmgw.model.problems import AgentError, StalledError
 from llmgw.model.report import ByHand, ShardReport, ShardState
+from llmgw.model.struct import replace
 from llmgw.wire.codec import CodecError
 from llmgw.wire.messages import (
     CONFLICT,

@@ -8,10 +8,10 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from llmgw.agent.discovery.readings import bus_id
+from llmgw.model.struct import Struct
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +31,7 @@ _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:]+(?:\.[0-9a-f])?)[^)]*\): 
 _NAMED = re.compile(r"NVRM: GPU at PCI:([0-9A-Fa-f:]+(?:\.[0-9a-f])?): (GPU-[0-9a-f-]+)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(Struct):
     """``at``: seconds since boot, by a clock that may be off the monotonic one by seconds."""
 
     at: float

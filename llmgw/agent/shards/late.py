@@ -2,19 +2,18 @@
 model/launch.py."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from llmgw.model.facts import Gpu
 from llmgw.model.launch import ADAPTER, LATE_PATTERN, LATE_VALUES, LaunchSpec, Process
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct
 
 CUDA_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 """Always: else CUDA numbers GPUs by its own idea of speed, and indices mean other cards."""
 SECRET = "secret:"  # noqa: S105 - the word, not one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filled:
+class Filled(Struct):
     """A process with nothing left to fill in. Holds secrets: never logged, never kept."""
 
     argv: tuple[str, ...]

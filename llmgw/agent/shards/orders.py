@@ -3,7 +3,6 @@ starts; ``secrets/<id>.json`` holds what must never be shown. Both 0600."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 
 from llmgw.agent.seams import ANYTHING_STORED, Disk, Running
 from llmgw.agent.shards import late
@@ -12,6 +11,7 @@ from llmgw.core.life import Life
 from llmgw.model.ids import Fence, ShardId
 from llmgw.model.launch import ENGINE, MAX_PROCESSES, LaunchSpec, LoraAdapter, Process
 from llmgw.model.report import ByHand, ComputesOn
+from llmgw.model.struct import Struct, field, replace
 from llmgw.wire import codec
 
 FOLDER = "shards"
@@ -25,8 +25,7 @@ SAFE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 MAX_SPEC = 2 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredOrder:
+class StoredOrder(Struct):
     """One shard as the next agent finds it. ``boot_id`` tells whether its processes can still be there."""
 
     spec: LaunchSpec
@@ -44,13 +43,11 @@ class StoredOrder:
         return self.computing.on if self.computing is not None else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSecrets:
+class StoredSecrets(Struct):
     values: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Found(Struct):
     """Everything that an earlier agent left. ``unreadable``: shard -> why; its file is kept aside."""
 
     orders: tuple[StoredOrder, ...]

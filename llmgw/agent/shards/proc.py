@@ -5,10 +5,10 @@ import contextlib
 import os
 import pwd
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 
 from llmgw.agent.seams import ProcessId
+from llmgw.model.struct import Struct
 
 PROC = Path("/proc")
 MAX_ENVIRON = 2 * 1024 * 1024
@@ -27,8 +27,7 @@ STATES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stat:
+class Stat(Struct):
     """Fields of /proc/PID/stat. ``start`` in clock ticks since boot: with the boot id it tells a process from a later
     one of the same number, and no clock step moves it."""
 

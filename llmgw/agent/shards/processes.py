@@ -7,7 +7,6 @@ import hashlib
 import os
 import pwd
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from llmgw.clock import Clock
 from llmgw.model.ids import ShardId, parse_shard_id
 from llmgw.model.problems import StalledError
 from llmgw.model.report import Exit
+from llmgw.model.struct import replace
 
 SETTLE_WITHIN = 10.0
 """Seconds for a living shim to put a dead engine's end on record; it takes milliseconds."""

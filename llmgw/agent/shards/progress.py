@@ -2,10 +2,10 @@
 minutes, and nothing healthy is ever killed; one that answers nothing and does nothing is dead."""
 
 import asyncio
-from dataclasses import dataclass
 
 from llmgw.agent.shards.surroundings import Surroundings
 from llmgw.model.launch import LaunchSpec
+from llmgw.model.struct import Struct
 
 BUSY_SHARE = 0.1
 """Of one core, over the time looked at: below that a process only turns over, above it computes."""
@@ -13,8 +13,7 @@ BUSY_AT_MOST = 300.0
 """Seconds that CPU time alone is believed: a collective that hangs spins for ever."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Look(Struct):
     """``at`` in the loop's time."""
 
     at: float

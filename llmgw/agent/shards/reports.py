@@ -1,21 +1,19 @@
 """What is told of a shard: its report, and journal entries for what becomes of it. Pure."""
 
-from dataclasses import dataclass
-
 from llmgw.agent.seams import JournalEvent, Running
 from llmgw.core.life import Life
 from llmgw.core.lifecycle import describe_exit
 from llmgw.model.ids import ShardId
 from llmgw.model.launch import LaunchSpec
 from llmgw.model.report import TOLD, ByHand, ComputesOn, Exit, LoraReport, ShardReport, ShardState
+from llmgw.model.struct import Struct
 from llmgw.model.weights import Measured
 
 FIELD = 1_000
 """Characters that a journal keeps of one field."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Seen(Struct):
     """What only the running agent knows of a shard."""
 
     engine: Running | None = None

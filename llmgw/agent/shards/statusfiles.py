@@ -2,19 +2,18 @@
 
 import json
 import os
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from llmgw.agent.seams import ProcessId, Running
 from llmgw.model.report import Exit
+from llmgw.model.struct import Struct
 
 MAX_STATUS = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class Status(Struct):
     """``exit`` is set when the process has ended, ``error`` when it was never executed."""
 
     boot_id: str

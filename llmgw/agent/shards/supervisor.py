@@ -4,7 +4,6 @@ writer of the shard's life. Decides nothing."""
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
 
 from llmgw.agent.cancelling import cancelled
 from llmgw.agent.seams import Running
@@ -39,6 +38,7 @@ from llmgw.model.facts import Gpu
 from llmgw.model.launch import ENGINE, LaunchSpec, LoraAdapter
 from llmgw.model.problems import LlmgwError, StalledError
 from llmgw.model.report import ByHand, ComputesOn, Exit, ShardReport, ShardState
+from llmgw.model.struct import Struct, replace
 from llmgw.model.weights import Measured
 from llmgw.wire.codec import CodecError
 
@@ -50,8 +50,7 @@ AGAIN_AFTER = 5.0
 """Seconds until an activity that has broken is begun again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Letter:
+class _Letter(Struct):
     """An event on its way to the table. ``turn`` is the activity's or the deadline's that it belongs to: what was
     overtaken by another says nothing any more. None: whenever it comes."""
 

@@ -2,7 +2,6 @@
 
 import os
 import pwd
-from dataclasses import dataclass
 from pathlib import Path
 
 from llmgw.agent.seams import (
@@ -24,10 +23,10 @@ from llmgw.agent.shards.witness import Death, Witness
 from llmgw.clock import Clock
 from llmgw.model.launch import LaunchSpec, Process
 from llmgw.model.report import Exit
+from llmgw.model.struct import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardSettings:
+class ShardSettings(Struct):
     """``boot_id`` of this machine as it runs; ``engine_user`` None: engines run as the agent's own user.
     ``housekeeping``: seconds between looks at the size of logs; 0: never."""
 
@@ -49,8 +48,7 @@ def _own_user() -> str:
         return f"uid-{os.geteuid()}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class Surroundings(Struct):
     """Handed to every shard. Without a ``witness`` nobody else is asked how a process died."""
 
     settings: ShardSettings

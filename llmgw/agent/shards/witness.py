@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from llmgw.agent.seams import Running
 from llmgw.agent.shards.autopsy import NOTHING_SEEN, Evidence
 from llmgw.agent.shards.kernellog import KernelLog, Line, buses
 from llmgw.model.report import Exit
+from llmgw.model.struct import Struct
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +32,7 @@ ROOT_PIDS = "pid:[4026531836]"
 """The first pid namespace, in which the kernel's log counts; see proc_ns.h."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
+class Death(Struct):
     """A process that has ended. ``gpus``: UUIDs that its shard had claimed."""
 
     running: Running

@@ -1,7 +1,6 @@
 """``node bootstrap`` and ``node adopt``: a machine gets its agent, or another fleet's agent becomes ours."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import click
 
@@ -25,6 +24,7 @@ from llmgw.core.amounts import names, plural
 from llmgw.model.desired import DesiredNode
 from llmgw.model.problems import LlmgwError, NoAgentError, StalledError
 from llmgw.model.report import Report
+from llmgw.model.struct import replace
 from llmgw.wire.messages import NO_JOURNAL, ReportParams
 
 

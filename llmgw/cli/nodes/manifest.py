@@ -1,6 +1,5 @@
 """The manifests' work tree as node commands edit it: one file more, or one document less, checked and committed."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -11,12 +10,12 @@ from llmgw.manifests import nodetext
 from llmgw.model.desired import DesiredNode
 from llmgw.model.manifest import Manifests
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct
 
 OTHERWISE: Final = ", or --no-commit"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removal:
+class Removal(Struct):
     """The manifest of a node, about to go: everything that could be wrong with that is checked."""
 
     node: str

@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import click
@@ -45,14 +44,14 @@ from llmgw.model.plan import Plan
 from llmgw.model.problems import StaleError, StalledError
 from llmgw.model.record import Record
 from llmgw.model.report import Reach
+from llmgw.model.struct import Struct, replace
 
 STOPPED_WITHIN: Final = 180.0
 """Seconds: engines get 60 to end by themselves, GPUs 30 to be empty, and both may be configured longer."""
 POLL: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
+class Asking(Struct):
     """The options of the command."""
 
     name: str

@@ -1,7 +1,6 @@
 """Nodes as rows and as JSON. Decides nothing."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -11,13 +10,13 @@ from llmgw.core.show.render_status import node_mark, node_told
 from llmgw.core.show.status import NodeRow, status
 from llmgw.model.desired import DesiredNode
 from llmgw.model.report import NodeObservation, Observed
+from llmgw.model.struct import Struct
 from llmgw.wire.codec import to_json
 
 FORMAT_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(Struct):
     """One node of a list. ``shards`` that are there and have not stopped; None: nobody has told."""
 
     name: str

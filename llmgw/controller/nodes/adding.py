@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Final
 
 from llmgw.controller.nodes.ssh.hostkeys import HostKey, parse
@@ -17,6 +16,7 @@ from llmgw.model.facts import Facts, Interface
 from llmgw.model.ids import NAME_PATTERN
 from llmgw.model.manifest import Expect, Manifest, Manifests, NodeSpec, Ssh
 from llmgw.model.problems import StalledError, Where
+from llmgw.model.struct import Struct, replace
 
 NODES_FOLDER: Final = "nodes"
 _HOST: Final = re.compile(
@@ -26,8 +26,7 @@ _NOT_FOR_ENGINES: Final = ("lo", "docker", "veth", "br-", "virbr", "cni", "flann
 """Names of interfaces whose addresses other machines do not reach."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class Door(Struct):
     """``[user@]host[:port]``, taken apart."""
 
     host: str

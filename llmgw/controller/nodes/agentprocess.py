@@ -8,12 +8,12 @@ import signal
 import sysconfig
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import llmgw
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct
 from llmgw.wire import codec
 from llmgw.wire.setup import LOCK, LOG, Holder
 
@@ -43,8 +43,7 @@ PASSED_ON: Final = frozenset(
 """Of the controller's environment, what an agent and its jobs may need. Never all of it: the fleet's secret is there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentProcess:
+class AgentProcess(Struct):
     """The agent of one work directory."""
 
     work: Path

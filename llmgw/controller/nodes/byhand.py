@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 
 from llmgw.controller.nodes.bootstrap.install import Bootstrap, Installed
 from llmgw.controller.nodes.bootstrap.shell import Shell
@@ -11,10 +10,10 @@ from llmgw.controller.nodes.ssh.login import Surroundings
 from llmgw.controller.nodes.ssh.transport import SshTransport
 from llmgw.controller.nodes.transport import Transport
 from llmgw.model.desired import DesiredNode
+from llmgw.model.struct import Struct, replace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ByHand:
+class ByHand(Struct):
     """``take_over``: an agent of another fleet, or of another node, becomes this one's. ``downgrade``: an agent that is newer
     makes way for an older one."""
 

@@ -3,7 +3,6 @@
 import asyncio
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +16,7 @@ from llmgw.controller.nodes.ssh.transport import SshTransport
 from llmgw.model.facts import Facts
 from llmgw.model.manifest import FromFile, NodeSpec, Ssh
 from llmgw.model.problems import Problem, Where
+from llmgw.model.struct import Struct, replace
 
 if TYPE_CHECKING:
     from llmgw.controller.nodes.ssh.hostkeys import HostKey
@@ -27,8 +27,7 @@ NEW: Final = "its manifest to be"
 """How messages call the file of a node that has none yet. The node itself they call by its host."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
+class Looked(Struct):
     """``problems`` keep an agent from being installed as it is; ``notes`` are worth knowing."""
 
     name: str
@@ -37,8 +36,7 @@ class Looked:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
+class Words(Struct):
     """What a person says of the way to a machine. None: nothing."""
 
     user: str | None = None

@@ -8,7 +8,6 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +21,7 @@ from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts
 from llmgw.model.manifest import Local
 from llmgw.model.problems import NoAgentError, RetryError, StalledError
+from llmgw.model.struct import Struct, field
 from llmgw.wire import codec
 from llmgw.wire.doorway import SOCKET
 from llmgw.wire.setup import PRETENDED, SETTINGS, AgentSettings
@@ -35,8 +35,7 @@ MAX_SETTINGS: Final = 1024 * 1024
 MAX_FACTS: Final = 8 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalTransport:
+class LocalTransport(Struct):
     """``home`` stands for ``~``; ``environ`` is where ``fromEnv`` values and the agent's proxy settings come from.
     ``told`` hears what bootstrap is doing."""
 

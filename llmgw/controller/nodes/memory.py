@@ -16,6 +16,7 @@ from llmgw.controller.nodes.link import answered, greeted
 from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts
 from llmgw.model.problems import AgentError, NoAgentError, RetryError, UnknownOutcomeError
+from llmgw.model.struct import Struct
 from llmgw.wire import codec, rpc
 from llmgw.wire.messages import PROTOCOL, HelloParams, HelloResult, Request, Response
 
@@ -127,8 +128,7 @@ class MemoryTransport:
         return machine
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
+class _Line(Struct):
     """One connection, good until ``broken``."""
 
     machine: MemoryNode

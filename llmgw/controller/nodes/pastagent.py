@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +13,7 @@ from llmgw.controller.nodes.ssh.transport import SshTransport
 from llmgw.model.checkup import Checkup
 from llmgw.model.desired import DesiredNode
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct
 from llmgw.wire import codec
 
 WITHIN: Final = 60.0
@@ -24,8 +24,7 @@ MAIN: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastAgent:
+class PastAgent(Struct):
     """By the ways to nodes that there are."""
 
     ssh: SshTransport

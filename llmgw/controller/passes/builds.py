@@ -2,11 +2,11 @@
 without an order among them each would replace the agents of the other for ever.
 """
 
-from dataclasses import replace
 from typing import Final
 
 from llmgw.model.plan import Plan, StepKind
 from llmgw.model.record import Build, Record
+from llmgw.model.struct import replace
 
 KEPT: Final = 20
 """Builds that the record remembers; an older one counts as new."""

@@ -3,7 +3,6 @@ what the rest of the fleet runs, and whether its ports answer another node."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from llmgw import __version__
 from llmgw.clock import Clock
@@ -19,6 +18,7 @@ from llmgw.model.desired import DesiredNode
 from llmgw.model.problems import AgentError, LlmgwError
 from llmgw.model.record import Record
 from llmgw.model.report import NodeObservation, Reach, ShardReport
+from llmgw.model.struct import Struct, replace
 from llmgw.wire.codec import CodecError
 from llmgw.wire.messages import METHOD_NOT_FOUND, DoctorParams, Knocked, KnockParams
 
@@ -29,8 +29,7 @@ KNOCK_TIMEOUT = 120.0
 MAX_KNOCKS = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Examination:
+class Examination(Struct):
     """``open_paths`` are the engines' own, ``guarded`` one that each must refuse without its key. ``past`` an agent that does not
     answer there is its program."""
 

@@ -5,7 +5,6 @@ or on another node: a replica may come here. Whether something on the node itsel
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from llmgw.controller.passes.onenode import MakePlan, forgettable, instead
 from llmgw.controller.passes.prepare import Prepared
@@ -20,21 +19,20 @@ from llmgw.model.plan import Action, Change, Plan, Step, StepKind
 from llmgw.model.problems import StalledError
 from llmgw.model.record import Record
 from llmgw.model.report import Report, Stored
+from llmgw.model.struct import Struct
 
 COLLECT_WITHIN = 600.0
 """Seconds for the answer: removing some hundred thousand files of engines takes minutes on a slow disk."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class Kept(Struct):
     """Something stored, and why it stays."""
 
     stored: Stored
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sorting:
+class Sorting(Struct):
     """Everything stored on a node."""
 
     unused: tuple[Stored, ...]

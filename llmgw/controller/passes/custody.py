@@ -1,7 +1,6 @@
 """``llmgw forget`` and ``llmgw adopt`` as passes: no agent is commanded, one commit of the record says it all. Pure."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from llmgw.controller.passes.onenode import MakePlan, instead
 from llmgw.controller.passes.prepare import Prepared
@@ -12,10 +11,10 @@ from llmgw.core.seen.strays import strays
 from llmgw.core.seen.survey import Survey, survey
 from llmgw.model.plan import Change, Plan, Step, StepKind
 from llmgw.model.record import Record, ReplicaRecord
+from llmgw.model.struct import Struct, replace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Custody:
+class Custody(Struct):
     """What a pass is asked for: the plan that people see, and what the record says after it."""
 
     plan: MakePlan

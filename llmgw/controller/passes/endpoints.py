@@ -7,7 +7,6 @@ import json
 import shlex
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from llmgw.controller.passes.keyring import Keyring
@@ -15,12 +14,12 @@ from llmgw.controller.passes.saved import write_private
 from llmgw.model.ids import digest
 from llmgw.model.problems import StalledError
 from llmgw.model.record import FORMAT, Endpoint, EndpointAdapter, Record
+from llmgw.model.struct import Struct
 
 FORMATS = ("litellm", "nginx", "prometheus-sd")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reachable:
+class Reachable(Struct):
     """One replica, with the key that opens it."""
 
     endpoint: Endpoint

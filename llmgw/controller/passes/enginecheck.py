@@ -4,7 +4,6 @@ and changes nothing.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.links import Links
@@ -19,6 +18,7 @@ from llmgw.model.desired import Desired, DesiredModel, DesiredNode
 from llmgw.model.facts import EngineFact
 from llmgw.model.problems import AgentError, LlmgwError, StalledError
 from llmgw.model.report import NodeObservation, Reach, ShardReport, ShardState
+from llmgw.model.struct import Struct, replace
 from llmgw.wire.codec import CodecError
 from llmgw.wire.messages import METHOD_NOT_FOUND, Helped, HelpParams, Tokened, TokenParams
 
@@ -29,8 +29,7 @@ DEVICES_TIMEOUT = 240.0
 TOKEN_TIMEOUT = 150.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineCheck:
+class EngineCheck(Struct):
     """``token``: also have a ready replica of each profile compute one token. ``ask_again``: seconds between two looks whether
     a help has been read."""
 

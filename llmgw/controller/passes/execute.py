@@ -9,7 +9,6 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 from llmgw.controller.passes.commands import UnfinishedStepError, message_of
@@ -31,6 +30,7 @@ from llmgw.model.problems import (
 )
 from llmgw.model.record import Outcome
 from llmgw.model.report import JobState
+from llmgw.model.struct import Struct
 from llmgw.wire.codec import CodecError
 from llmgw.wire.messages import FENCED, Accepted
 
@@ -53,8 +53,7 @@ class _LeaseOverError(LlmgwError):
     """Somebody else may be commanding by now."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Errand:
+class Errand(Struct):
     """What carrying a plan out needs beside the plan."""
 
     fence: Fence

@@ -3,7 +3,6 @@ and what the agents report. Changes nothing."""
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from llmgw.controller.opening import Opened
@@ -20,6 +19,7 @@ from llmgw.model.manifest import Manifests
 from llmgw.model.problems import LlmgwError, StalledError, Where
 from llmgw.model.record import ModelRecord, ReplicaRecord
 from llmgw.model.report import Observed, ShardReport
+from llmgw.model.struct import Struct
 from llmgw.wire.messages import Whose, WhoseParams
 
 SEARCHED: Final = 2000
@@ -33,8 +33,7 @@ _ON_NODE: Final = re.compile(
 _SEPARATOR: Final = re.compile(rb"^---(\s|$)")
 
 
-@dataclass(frozen=True, slots=True)
-class Explainer:
+class Explainer(Struct, kw_only=False):
     """Over one open fleet."""
 
     opened: Opened

@@ -1,7 +1,5 @@
 """Which shards a person means by a name, and on which node each one is."""
 
-from dataclasses import dataclass
-
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.observe import observe
@@ -9,10 +7,10 @@ from llmgw.controller.passes.prepare import Applied, applied
 from llmgw.model.desired import DesiredNode
 from llmgw.model.ids import ShardId, parse_shard_id, shard_id
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Found(Struct):
     shard: ShardId
     node: DesiredNode
 

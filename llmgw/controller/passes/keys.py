@@ -11,7 +11,7 @@ from llmgw.controller.secrets import resolve
 from llmgw.model.desired import Desired
 from llmgw.model.ids import ReplicaId
 from llmgw.model.launch import TOKEN, FetchSpec
-from llmgw.model.manifest import FromEnv, FromFile, Value
+from llmgw.model.manifest import Secret, Value
 from llmgw.model.plan import Step
 from llmgw.model.problems import StalledError
 from llmgw.model.record import Record
@@ -52,7 +52,7 @@ def _token(spec: FetchSpec, fleet: Fleet) -> Mapping[str, str]:
     return {TOKEN: value}
 
 
-def _reference(name: str, step: Step, record: Record, desired: Desired) -> FromEnv | FromFile | None:
+def _reference(name: str, step: Step, record: Record, desired: Desired) -> Secret | None:
     """Where a value comes from: the model's word goes before the profile's, and that before the node's."""
     places: list[Mapping[str, Value]] = []
     replica = record.replicas.get(step.replica or "")
@@ -63,6 +63,6 @@ def _reference(name: str, step: Step, record: Record, desired: Desired) -> FromE
         places.append(node.spec.env)
     for env in places:
         value = env.get(name)
-        if isinstance(value, FromEnv | FromFile):
+        if isinstance(value, Secret):
             return value
     return None

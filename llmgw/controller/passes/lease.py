@@ -1,7 +1,6 @@
 """Who may command: the lease that an open intent holds, how long it is ours, and keeping it while work goes on."""
 
 import asyncio
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from llmgw.controller.fleet import Fleet
@@ -11,6 +10,7 @@ from llmgw.model.ids import Commit
 from llmgw.model.plan import Plan
 from llmgw.model.problems import HeldError, LlmgwError, RetryError, UnknownOutcomeError
 from llmgw.model.record import Outcome, PassRecord, Record
+from llmgw.model.struct import replace
 
 _RENEWED_AT = 3 / 8
 """Of a lease: early enough that a slow push still comes before it ends."""

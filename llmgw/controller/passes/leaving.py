@@ -1,7 +1,6 @@
 """Taking the agent of a node away: under the fleet's lock, while nobody is applying, and only from a node of ours."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.nodes.bootstrap.install import Bootstrap
@@ -10,10 +9,10 @@ from llmgw.controller.nodes.ssh.transport import SshTransport
 from llmgw.controller.passes.lease import crashed_pass
 from llmgw.model.desired import DesiredNode
 from llmgw.model.ids import FleetId
+from llmgw.model.struct import Struct, replace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ways:
+class Ways(Struct):
     """What an agent is taken away with."""
 
     ssh: SshTransport

@@ -6,10 +6,10 @@ have; the passes after it only listen whether the answer has come meanwhile.
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 from llmgw.model.report import NodeObservation, Reach
+from llmgw.model.struct import Struct
 
 PATIENCE = 2.0
 """Seconds that a pass gives a node that kept the one before waiting: a healthy one needs less than one."""
@@ -19,8 +19,7 @@ FRESH = 20.0
 Question = Callable[[], Coroutine[Any, Any, NodeObservation]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Late:
+class _Late(Struct, kw_only=False):
     """``last``: what the question before this one came to."""
 
     asking: asyncio.Task[tuple[NodeObservation, float]]

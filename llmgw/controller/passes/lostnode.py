@@ -1,8 +1,6 @@
 """``llmgw node remove --lost`` as a pass: the replicas of a machine that nobody will hear of again leave the record, which keeps
 who gave them up. No agent is commanded. Pure."""
 
-from dataclasses import replace
-
 from llmgw.controller.passes.custody import Custody
 from llmgw.controller.passes.onenode import instead, replicas_on
 from llmgw.controller.passes.prepare import Prepared
@@ -12,6 +10,7 @@ from llmgw.core.seen.condition import Health, condition
 from llmgw.core.seen.survey import Survey, survey
 from llmgw.model.plan import Action, Change, Plan, Step, StepKind
 from llmgw.model.record import GivenUp, Record, ReplicaRecord
+from llmgw.model.struct import replace
 
 
 def giving_up(node: str) -> Custody:

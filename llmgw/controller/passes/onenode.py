@@ -4,7 +4,6 @@ Given to a pass as :attr:`PassRequest.instead`, so that they go by the same lock
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from llmgw.controller.passes.prepare import Prepared
 from llmgw.core.amounts import names, plural
@@ -17,6 +16,7 @@ from llmgw.model.plan import Action, Change, Plan, Step
 from llmgw.model.problems import StalledError
 from llmgw.model.record import Record, ReplicaPhase, ReplicaRecord
 from llmgw.model.report import NodeObservation, Observed, Report, ShardReport
+from llmgw.model.struct import replace
 
 MakePlan = Callable[[Prepared], Plan]
 

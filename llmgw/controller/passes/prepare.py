@@ -5,7 +5,6 @@ Reads only; whoever asks for a plan and whoever carries one out come through her
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.builds import leads
@@ -29,10 +28,10 @@ from llmgw.model.plan import Gate, Notice, Plan
 from llmgw.model.problems import LlmgwError, RetryError
 from llmgw.model.record import Record
 from llmgw.model.report import Observed
+from llmgw.model.struct import Struct, replace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class Wish(Struct):
     """What is to be planned. ``commit`` None: the newest of the branch. ``worktree``: what lies in a work tree
     instead, given the key id; it can be planned, never applied. ``drained``: a node that is to be taken for one whose
     manifest says ``drain: true``, because somebody is taking it away. ``take_over``: a node of another fleet is about to become
@@ -55,8 +54,7 @@ class Wish:
     override: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Prepared(Struct):
     """``record`` is the stored one, or the empty one of a fleet that has none yet; its nodes have the names of ``desired``."""
 
     stored: Stored
@@ -104,8 +102,7 @@ def _overtaken(prepared: Prepared) -> bool:
     return max(obeyed, default=0) > prepared.record.serial
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Read:
+class _Read(Struct):
     """``doubt``: why it may not be the newest."""
 
     stored: Stored
@@ -261,8 +258,7 @@ def _first_record(fleet: Fleet, wish: Wish) -> Record:
     return Record(fleet=fleet.first_id, key_id=key_id(secret) if secret else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class Applied(Struct):
     """What was applied last, for those who only look: the record, and the manifests that it came from."""
 
     stored: Stored

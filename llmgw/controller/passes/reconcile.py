@@ -1,6 +1,5 @@
 """One pass: observe, plan, command, record. Seconds, never minutes; interrupted anywhere, the next one finishes it."""
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -24,6 +23,7 @@ from llmgw.model.ids import Commit
 from llmgw.model.plan import StepKind
 from llmgw.model.problems import HeldError, StalledError
 from llmgw.model.record import Outcome, Record
+from llmgw.model.struct import replace
 
 TOO_OLD = timedelta(seconds=30)
 """A plan that could not be begun for so long, because this machine stood still, is made again: a replica that it would stop

@@ -4,7 +4,6 @@ The agents know which shards run, where and for which fleet; the manifests know 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.links import Links
@@ -19,10 +18,10 @@ from llmgw.model.ids import Commit, FleetId, key_id
 from llmgw.model.problems import StalledError
 from llmgw.model.record import Outcome, PassRecord, Record
 from llmgw.model.report import Observed, Reach
+from llmgw.model.struct import Struct, field, replace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recovered:
+class Recovered(Struct):
     """What is written."""
 
     record: Record
@@ -30,8 +29,7 @@ class Recovered:
     unreachable: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Before:
+class Before(Struct):
     """``version`` is what the new record replaces: None where the state branch is gone, its tip where it can't be read or was set
     back. ``record`` is what that holds, where it can be read, or what the branch held when it was last read here."""
 

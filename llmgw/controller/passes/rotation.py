@@ -3,8 +3,6 @@
 That pass, and if need be later ones, gives every replica a key from the new secret; see keyring.py.
 """
 
-from dataclasses import dataclass
-
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.keyring import unfinished
 from llmgw.controller.passes.lease import crashed_pass
@@ -12,10 +10,10 @@ from llmgw.core.amounts import names
 from llmgw.model.ids import Commit
 from llmgw.model.problems import StalledError
 from llmgw.model.record import Record
+from llmgw.model.struct import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rotation:
+class Rotation(Struct):
     """Key ids of the earlier secret and of the new one. ``commit``: what the first pass is about; None: the newest."""
 
     before: str

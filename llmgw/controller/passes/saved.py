@@ -7,7 +7,6 @@ needs any of that; only applying does.
 import json
 import os
 import tempfile
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmgw.controller.fleet import Fleet
@@ -16,6 +15,7 @@ from llmgw.core.record.recording import KEY_ID
 from llmgw.model.ids import digest
 from llmgw.model.plan import FORMAT, Plan
 from llmgw.model.problems import LlmgwError, StaleError, StalledError
+from llmgw.model.struct import Struct, replace
 from llmgw.wire.codec import CodecError, from_json, to_json
 
 LARGEST = 256 * 1024 * 1024
@@ -26,8 +26,7 @@ UNRECORDED = "pruneUnrecorded"
 """In ``Plan.extra``: what the plan was asked with. A commit asked for by name stays good when the branch moves on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedPlan:
+class SavedPlan(Struct):
     """``digest`` names the plan in the record once it is spent."""
 
     plan: Plan

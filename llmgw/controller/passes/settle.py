@@ -6,7 +6,6 @@ only stands by for what they can't tell.
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.halt import Halt
@@ -18,6 +17,7 @@ from llmgw.controller.passes.watch import Watch, unquiet
 from llmgw.model.plan import Plan, StepKind, StepResult
 from llmgw.model.problems import HeldError, LlmgwError
 from llmgw.model.record import Outcome
+from llmgw.model.struct import Struct, replace
 
 LOOK_AGAIN = 15.0
 """Seconds after which a pass looks by itself: an agent may have been restarted and its stream lost."""
@@ -36,8 +36,7 @@ EARLIER_KEPT = 100
 _MOVES = frozenset({StepKind.BOOTSTRAP, StepKind.START, StepKind.DRAIN, StepKind.STOP})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Earlier:
+class Earlier(Struct):
     """A pass that commanded something, and was not the last one."""
 
     serial: int
@@ -45,8 +44,7 @@ class Earlier:
     results: Mapping[str, StepResult]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
+class Settled(Struct):
     """What came of it all. ``worked``: some command was carried out, in whichever pass. ``early``: it was a saved plan that ends
     where what was not known yet begins. ``earlier``: the newest of the other passes, in their order."""
 

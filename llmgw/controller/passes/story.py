@@ -5,12 +5,12 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from llmgw.model.ids import Commit
 from llmgw.model.plan import Action, Plan, Step, StepKind, StepOutcome, StepResult, sendable
 from llmgw.model.record import Outcome, PassRecord, Record
 from llmgw.model.report import JournalEntry, Observed
+from llmgw.model.struct import Struct
 
 SUBJECT_LENGTH = 120
 LINE_LENGTH = 300
@@ -21,8 +21,7 @@ NEWS = frozenset({"agent-started", "shard-exit", "manual", "policy", "problem"})
 """Kinds of journal entries that happened by themselves; the others only echo what was commanded."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Verb:
+class _Verb(Struct):
     now: str
     past: str
     noun: str  # of what is counted

@@ -1,8 +1,6 @@
 """The record as if a commit had been applied and all of it had gone well: what a change of manifests is measured against when
 nobody wants to know how the fleet really is."""
 
-from dataclasses import replace
-
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.keyring import planning_key
 from llmgw.controller.passes.observe import unasked
@@ -12,6 +10,7 @@ from llmgw.core.record.recording import begin
 from llmgw.core.seen.condition import LEAVING
 from llmgw.model.ids import Commit
 from llmgw.model.record import Outcome, PassRecord, Record, ReplicaPhase
+from llmgw.model.struct import replace
 
 MOST_PASSES = 100
 """Passes that a change may take: models roll one replica at a time. What has not come to rest then is as far as it has come."""

@@ -1,7 +1,6 @@
 """What goes into a pass and what comes out of it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 from llmgw.controller.passes.prepare import Prepared, Wish
 from llmgw.controller.passes.saved import SavedPlan
@@ -9,14 +8,14 @@ from llmgw.controller.repo.records import Stored
 from llmgw.model.plan import Plan, StepOutcome, StepResult
 from llmgw.model.problems import StaleError
 from llmgw.model.record import Outcome, Record
+from llmgw.model.struct import Struct, field
 
 
 class SupersededError(StaleError):
     """Another commit was applied while this apply was waiting."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassRequest:
+class PassRequest(Struct):
     """``approve`` is given the plan before anything is written, and raises to refuse it. ``continues`` is the serial
     of the pass that this one carries on: when another commit was applied since, that one counts. ``recorded`` is given
     every record that stands before the first command and at the end of a pass. ``read`` is the record as it was read a moment ago, for
@@ -36,8 +35,7 @@ class PassRequest:
     amend: Callable[[Record, Prepared], Record] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassResult:
+class PassResult(Struct):
     """``outcome`` None: nothing was to be done, and nothing was written but perhaps news. ``unrecorded``: the work was
     done and its outcome could not be written; the next pass finds out by asking the agents."""
 

@@ -1,19 +1,18 @@
 """What an apply came to: an exit code, and what people are told about what went wrong."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from llmgw.controller.passes.settle import Settled
 from llmgw.controller.passes.values import PassResult
 from llmgw.model.exitcode import BLOCKED, CHANGES, ERROR, PART, worst
 from llmgw.model.plan import Change, StepKind, StepOutcome
+from llmgw.model.struct import Struct
 
 REJECTIONS = 6
 OUTPUT_LINES = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Struct):
     """``errors`` are complete messages, the most important first."""
 
     code: int

@@ -6,7 +6,6 @@ it, and the planner refuses rather than guess.
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.links import Links
@@ -19,6 +18,7 @@ from llmgw.model.desired import Desired, DesiredModel, DesiredNode
 from llmgw.model.problems import AgentError, LlmgwError
 from llmgw.model.record import Record
 from llmgw.model.report import NodeObservation, Observed, Reach
+from llmgw.model.struct import Struct, field, replace
 from llmgw.model.weights import Inspection, Weights
 from llmgw.wire.codec import CodecError
 from llmgw.wire.messages import METHOD_NOT_FOUND, Inspected, InspectParams
@@ -29,16 +29,14 @@ AT_ONCE = 8
 """Remote weights that are looked at together."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _Asked(Struct):
     """One kind of weights, and the models that want them."""
 
     wanted: Wanted
     models: tuple[DesiredModel, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
+class _Told(Struct):
     """What one node has said: of weights that it has looked at, and of those it could not look at, which may be good."""
 
     seen: list[Weights] = field(default_factory=list)

@@ -7,7 +7,6 @@ knows what was meant and asks the agents what became of it.
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from datetime import datetime
 
 from llmgw.controller.fleet import Fleet
@@ -29,6 +28,7 @@ from llmgw.model.ids import Fence, digest
 from llmgw.model.plan import AWAITS, Plan, StepOutcome, StepResult
 from llmgw.model.problems import LlmgwError, RetryError
 from llmgw.model.record import Outcome, PassRecord, Record
+from llmgw.model.struct import Struct, replace
 from llmgw.wire.codec import to_json
 
 NEWER_COMMIT_EVERY = 10.0
@@ -63,8 +63,7 @@ def pass_record(fleet: Fleet, prepared: Prepared, plan: Plan) -> PassRecord:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Work(Struct):
     """A plan that was decided on, between its intent and its outcome."""
 
     fleet: Fleet

@@ -4,12 +4,12 @@ Git gets all of it by its environment or an open file: nothing secret stands in 
 environment variable. A token goes to one host only, whatever that host redirects to.
 """
 
+import dataclasses
 import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ from llmgw.controller.nodes.ssh import hostkeys
 from llmgw.controller.nodes.ssh.hostkeys import HostKey
 from llmgw.controller.repo.remote import Remote
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct, field
 
 SSH_OPTIONS: Final = (
     "BatchMode=yes",
@@ -42,8 +43,7 @@ _NONE_KNOWN = re.compile(r"No (?P<kind>\S+) host key is known for (?P<host>\S+)"
 _MAX_KNOWN_HOSTS: Final = 4 * 1024 * 1024  # bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pins:
+class Pins(Struct):
     """Keys that Git hosts may show. ``where`` says who wrote them; ``file`` is written by us, for ssh to read."""
 
     keys: tuple[HostKey, ...]
@@ -51,8 +51,7 @@ class Pins:
     file: Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class Way(Struct):
     """What one call of git gets so that it can talk to a host."""
 
     config: tuple[tuple[str, str], ...] = ()
@@ -60,16 +59,15 @@ class Way:
     descriptors: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
     """What an https host wants to see. ``value`` is asked for each time, so that a new one counts at once."""
 
-    value: Callable[[], str] = field(repr=False)
+    value: Callable[[], str] = dataclasses.field(repr=False)
     user: str = USER
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class Access(Struct):
     """``identity``: the only private key that is shown, None: what the user's ssh would show. ``pins`` None: the user's
     known_hosts. ``tokens`` by the address of the repository that each is for; it goes to that host only. ``ca_file``: the only
     authorities that are believed, None: the system's."""

@@ -1,14 +1,13 @@
 """What git writes, taken apart. Pure: no process is started here."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from llmgw.controller.repo.refs import is_commit
 from llmgw.model.ids import Commit
+from llmgw.model.struct import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Struct):
     """One entry of a tree."""
 
     mode: str
@@ -17,8 +16,7 @@ class Entry:
     path: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
+class Listing(Struct):
     """A remote's refs as it told them: full name -> commit. ``head`` is the branch that its HEAD names."""
 
     refs: Mapping[str, Commit]

@@ -1,7 +1,6 @@
 """Who wrote the lines of a manifest: the commit that changed them last, its author and its subject."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -9,6 +8,7 @@ from llmgw.controller.repo.git import How
 from llmgw.controller.repo.objects import ObjectStore
 from llmgw.model.ids import Commit
 from llmgw.model.problems import LlmgwError, Where
+from llmgw.model.struct import Struct
 
 WITHIN = 10.0
 """Seconds: it is told beside what matters, and a history of that length is not worth waiting for."""
@@ -16,8 +16,7 @@ NAME = 80
 SUBJECT: Final = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wrote:
+class Wrote(Struct):
     """``line`` is the one of that commit's, in the file as it was asked for."""
 
     commit: Commit

@@ -7,18 +7,19 @@ and paths have been checked by :mod:`llmgw.controller.repo.refs`. Why not a libr
 """
 
 import asyncio
+import dataclasses
 import os
 import re
 import signal
 import subprocess
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmgw.controller.repo.access import Access, Way
 from llmgw.controller.repo.failures import FailureKind, GitError, kind_of
 from llmgw.controller.repo.remote import Remote
+from llmgw.model.struct import Struct, field
 from llmgw.redaction import Redactor
 
 LOCAL_TIMEOUT = 60.0  # seconds; the slowest local call, reading 10,000 files from a cold disk, takes a few
@@ -54,14 +55,14 @@ _PASSED_ON = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GitEnvironment:
     """All that git sees of the environment llmgw was started in."""
 
     path: str = os.defpath
     home: str | None = None  # ssh finds its keys and known_hosts there by the password file, git nothing
-    ssh_auth_sock: str | None = field(default=None, repr=False)
-    others: Mapping[str, str] = field(
+    ssh_auth_sock: str | None = dataclasses.field(default=None, repr=False)
+    others: Mapping[str, str] = dataclasses.field(
         default_factory=dict, repr=False
     )  # proxies, certificates, temporary files
 
@@ -78,8 +79,7 @@ class GitEnvironment:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class Said(Struct):
     """What git wrote. ``err`` is the end of its messages, redacted."""
 
     code: int
@@ -91,8 +91,7 @@ class Said:
         return self.out.decode("utf-8", "surrogateescape")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class How:
+class How(Struct):
     """What differs from call to call."""
 
     remote: Remote | None = None  # the only one that the call may talk to

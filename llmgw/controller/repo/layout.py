@@ -10,11 +10,12 @@ plan.json                           the plan of a pass that has begun and has no
 ==================================  =====================================================================
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, make_dataclass
-from typing import Any, TypeVar
+from contextlib import suppress
+from typing import TypeVar
+
+from msgspec import Raw
 
 from llmgw.model.ids import Commit, FleetId
 from llmgw.model.plan import Plan
@@ -32,8 +33,9 @@ from llmgw.model.record import (
     ReplicaSpec,
     Setback,
 )
+from llmgw.model.struct import Struct, field, fields
 from llmgw.model.weights import Measured, Weights
-from llmgw.wire.codec import CodecError, dumps_readable, from_json
+from llmgw.wire.codec import CodecError, dumps_readable, loads
 
 T = TypeVar("T")
 
@@ -70,8 +72,7 @@ class NewerFormatError(ValueError):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class Head(Struct):
     """record.json."""
 
     format: int
@@ -92,16 +93,14 @@ class Head:
     numbers: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoints:
+class Endpoints(Struct):
     """endpoints.json."""
 
     format: int
     endpoints: tuple[Endpoint, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class Sizes(Struct):
     """weights.json; absent where nothing is known."""
 
     format: int
@@ -109,8 +108,7 @@ class Sizes:
     measured: Mapping[str, Measured] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class Kept(Struct):
     """Everything that one commit of the state branch holds."""
 
     record: Record
@@ -186,13 +184,9 @@ def read(files: Mapping[str, bytes]) -> Kept:
     head = _head(files[HEAD])
     reader = _Replicas()
     replicas = [reader.read(path, data) for path, data in sorted(files.items()) if path.startswith(REPLICAS)]
-    nodes = [
-        _structured(NodeRecord, path, _json(path, data))
-        for path, data in sorted(files.items())
-        if path.startswith(NODES)
-    ]
+    nodes = [_read(NodeRecord, path, data) for path, data in sorted(files.items()) if path.startswith(NODES)]
     _check_names(files, replicas, nodes)
-    plan = _structured(Plan, PLAN, _json(PLAN, files[PLAN])) if PLAN in files else None
+    plan = _read(Plan, PLAN, files[PLAN]) if PLAN in files else None
     sizes = _sizes(files)
     record = Record(
         fleet=head.fleet,
@@ -219,49 +213,47 @@ def read(files: Mapping[str, bytes]) -> Kept:
     return Kept(record=record, plan=plan)
 
 
+class _Version(Struct):
+    """What the head of any format has."""
+
+    format: int
+    tool_version: str = ""
+
+
 def _head(data: bytes) -> Head:
-    parsed = _json(HEAD, data)
-    found = parsed.get("format") if isinstance(parsed, dict) else None
-    if type(found) is int and found > FORMAT:
-        raise NewerFormatError(found, str(parsed.get("toolVersion", "")))
-    return _structured(Head, HEAD, parsed)
+    with suppress(CodecError):  # the reading of all of it says where it is wrong
+        seen = loads(_Version, data, strict=False)
+        if seen.format > FORMAT:
+            raise NewerFormatError(seen.format, seen.tool_version)
+    return _read(Head, HEAD, data)
 
 
 def _endpoints(files: Mapping[str, bytes]) -> tuple[Endpoint, ...]:
     if ENDPOINTS not in files:
         raise LayoutError(ENDPOINTS, "it is missing")
-    return _structured(Endpoints, ENDPOINTS, _json(ENDPOINTS, files[ENDPOINTS])).endpoints
+    return _read(Endpoints, ENDPOINTS, files[ENDPOINTS]).endpoints
 
 
 def _sizes(files: Mapping[str, bytes]) -> Sizes:
     if WEIGHTS not in files:
         return Sizes(format=FORMAT)
-    return _structured(Sizes, WEIGHTS, _json(WEIGHTS, files[WEIGHTS]))
+    return _read(Sizes, WEIGHTS, files[WEIGHTS])
 
 
-def _json(path: str, data: bytes) -> Any:
+def _read(kind: type[T], path: str, data: bytes) -> T:
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as wrong:
-        raise LayoutError(path, f"it is not JSON: {wrong}") from wrong
-
-
-def _structured(kind: type[T], path: str, parsed: Any) -> T:
-    try:
-        return from_json(kind, parsed, strict=False)
+        return loads(kind, data, strict=False)
     except CodecError as wrong:
         raise LayoutError(path, str(wrong)) from wrong
 
 
-_REST = tuple(part for part in fields(ReplicaRecord) if part.name != "spec")
-_Rest: Any = make_dataclass(
-    "ReplicaRest", [(part.name, part.type, part) for part in _REST], kw_only=True, slots=True
-)
-"""A replica without its spec."""
+_OTHERS = tuple(one.name for one in fields(ReplicaRecord) if one.name != "spec")
 
 
-_SPEC, _SPEC_ENDS = b'\n  "spec": ', b"\n  },\n"
-"""Where the spec stands in a replica's file as :func:`changes` writes it. No text of JSON holds a line break."""
+class _File(ReplicaRecord):
+    """A replica whose spec is not read yet."""
+
+    spec: Raw  # type: ignore[assignment] # as it stands in the file
 
 
 class _Replicas:
@@ -271,21 +263,17 @@ class _Replicas:
         self._specs: dict[bytes, ReplicaSpec] = {}
 
     def read(self, path: str, data: bytes) -> ReplicaRecord:
-        before, found, after = data.partition(_SPEC)
-        text, ended, rest = after.partition(_SPEC_ENDS)
-        if not (found and ended) or b'"spec"' in rest:
-            return _structured(ReplicaRecord, path, _json(path, data))
         try:
-            spec = self._spec(path, text + b"}")
-            others = _structured(_Rest, path, _json(path, before + rest))
-        except LayoutError:  # the file as a whole says where it is wrong
-            return _structured(ReplicaRecord, path, _json(path, data))
-        return ReplicaRecord(spec=spec, **{part.name: getattr(others, part.name) for part in _REST})
+            file = loads(_File, data, strict=False)
+            spec = self._spec(bytes(file.spec))
+        except CodecError:  # read as a whole it says where it is wrong
+            return _read(ReplicaRecord, path, data)
+        return ReplicaRecord(spec=spec, **{name: getattr(file, name) for name in _OTHERS})
 
-    def _spec(self, path: str, text: bytes) -> ReplicaSpec:
+    def _spec(self, text: bytes) -> ReplicaSpec:
         known = self._specs.get(text)
         if known is None:
-            known = self._specs[text] = _structured(ReplicaSpec, path, _json(path, text))
+            known = self._specs[text] = loads(ReplicaSpec, text, strict=False)
         return known
 
 

@@ -10,12 +10,12 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 from llmgw.clock import Clock
 from llmgw.model.problems import HeldError, StalledError
+from llmgw.model.struct import Struct
 
 FLEET_LOCK = "apply.lock"
 """Name of the lock below a fleet's state directory that whoever changes the fleet holds."""
@@ -27,8 +27,7 @@ _LOOK_AGAIN = (
 _MAX_NOTE = 4096  # bytes; a note is about 150
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
+class Holding(Struct):
     """Who holds a lock, as they wrote it down: good for telling people, not for deciding."""
 
     holder: str

@@ -3,7 +3,6 @@ that commit is read, from its tree and never from a work tree."""
 
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from llmgw.controller.repo.answers import Entry, Listing
@@ -15,6 +14,7 @@ from llmgw.controller.repo.remote import Remote
 from llmgw.manifests import paths
 from llmgw.model.ids import Commit
 from llmgw.model.problems import InvalidError, LlmgwError, Problem, StalledError, Where
+from llmgw.model.struct import Struct, field
 
 SUFFIXES = paths.MANIFEST_SUFFIXES
 MAX_FILE = 1024 * 1024  # bytes of a manifest
@@ -29,8 +29,7 @@ _FOLLOWED = frozenset({"HEAD", "@"})
 _NAMES = "a commit id, a branch, a tag, HEAD for the branch that is followed, or steps back from one (main~2)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tree:
+class Tree(Struct):
     """A commit's manifests. Paths count from the repository's top. Where there are symbolic links below the path,
     ``links`` holds all links of the repository with their targets as written, and ``linked`` the manifests elsewhere in
     the repository that they lead to, under their real paths."""
@@ -42,8 +41,7 @@ class Tree:
     linked: Mapping[str, bytes] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitInfo:
+class CommitInfo(Struct):
     commit: Commit
     author: str  # "Ann <ann@example.org>"
     date: str  # ISO 8601, the committer's

@@ -6,7 +6,6 @@ files when they are read.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +19,7 @@ from llmgw.controller.repo.refs import commit_id, is_commit
 from llmgw.controller.repo.remote import Remote
 from llmgw.model.ids import Commit
 from llmgw.model.problems import RetryError, StalledError
+from llmgw.model.struct import Struct, replace
 
 T = TypeVar("T")
 
@@ -343,8 +343,7 @@ class ObjectStore(Bare):
         return await self.run(*call.arguments, doing=call.doing, stdin=call.stdin, how=call.how)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(Struct):
     """A reading call, kept so that it can be made again."""
 
     arguments: tuple[str, ...]

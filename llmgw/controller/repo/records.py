@@ -4,17 +4,16 @@ Two stores, one contract (tests/controller/test_record_stores.py): :class:`Memor
 branch in :mod:`llmgw.controller.repo.state_branch`.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from llmgw.model.ids import Commit
 from llmgw.model.plan import Plan
 from llmgw.model.problems import StaleError, StalledError
 from llmgw.model.record import Record
+from llmgw.model.struct import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class Stored(Struct):
     """A record as it was read: ``version`` is the commit that holds it, None before the first write."""
 
     record: Record | None
@@ -23,8 +22,7 @@ class Stored:
     """The plan of a pass that has begun and has not told its outcome."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryEntry:
+class HistoryEntry(Struct):
     """One commit of the state branch: its sentence and its trailers."""
 
     version: Commit

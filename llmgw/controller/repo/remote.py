@@ -2,19 +2,18 @@
 
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from llmgw.model.ids import digest
 from llmgw.model.problems import InvalidError, Problem
+from llmgw.model.struct import Struct
 from llmgw.redaction import without_userinfo
 
 _SCP = re.compile(r"^(?:[A-Za-z0-9._-]+@)?[A-Za-z0-9][A-Za-z0-9.-]*:(?!//)[^\s]+$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remote:
+class Remote(Struct):
     """A repository to read from or write to. A local path is a remote like any other.
 
     ``trusted`` says that a person named it: only then git may touch a local repository that belongs to another user.
@@ -103,8 +102,7 @@ def _ssh(text: str, what: str, *, trusted: bool) -> Remote:
     return Remote(address=text, trusted=trusted)
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
+class _Parts(Struct, kw_only=False):
     netloc: str
     hostname: str
     path: str

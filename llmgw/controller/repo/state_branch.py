@@ -8,7 +8,6 @@ happened; a process killed in between leaves an object that nobody names, and th
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 
 from llmgw.clock import Clock
 from llmgw.controller.repo import layout
@@ -22,14 +21,14 @@ from llmgw.model.ids import Commit
 from llmgw.model.plan import Plan
 from llmgw.model.problems import RetryError, StalledError, UnknownOutcomeError
 from llmgw.model.record import Record
+from llmgw.model.struct import Struct
 
 PUSH_TIMEOUT = 60.0  # seconds; half of the usual lease, so that a push does not outlive the lease it brings
 _ADDRESS = re.compile(r"[\x00-\x1f<>]+")
 _NEXT = "refs/llmgw/next"  # where a write stands between being made and being pushed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
+class _Known(Struct):
     """The last version this process has read or written: what changes are told from."""
 
     version: Commit

@@ -7,7 +7,6 @@ import re
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Final
@@ -18,6 +17,7 @@ from llmgw.controller.repo.objects import ObjectStore
 from llmgw.controller.repo.refs import commit_id
 from llmgw.model.ids import Commit
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct
 
 MOST: Final = 1000
 """Commits that are examined for one pass; each costs a few hundredths of a second."""
@@ -40,8 +40,7 @@ class Mode(Enum):
     ALL_SINCE_APPLIED = "all-since-applied"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class Policy(Struct):
     """``allowed_signers`` and ``pgp_keyring`` are contents. ``where`` says who asks for it."""
 
     mode: Mode
@@ -50,8 +49,7 @@ class Policy:
     where: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signature:
+class Signature(Struct):
     """What git says of one commit. ``state`` is the letter of ``git log --format=%G?``."""
 
     commit: Commit

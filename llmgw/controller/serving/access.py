@@ -5,7 +5,7 @@ import hmac
 from collections.abc import Callable, Mapping
 
 from llmgw.controller.secrets import resolve
-from llmgw.model.manifest import FromEnv, FromFile, Secret
+from llmgw.model.manifest import Secret
 from llmgw.model.problems import StalledError
 
 SHORTEST = 16
@@ -35,11 +35,9 @@ def lookup(environ: Mapping[str, str], learn: Callable[[str], object]) -> Lookup
 
 def named(reference: Secret) -> str:
     """For messages."""
-    match reference:
-        case FromEnv(from_env=name):
-            return f"fromEnv: {name}"
-        case FromFile(from_file=path):
-            return f"fromFile: {path}"
+    if reference.from_env is not None:
+        return f"fromEnv: {reference.from_env}"
+    return f"fromFile: {reference.from_file}"
 
 
 def opens(authorization: str, token: bytes) -> bool:

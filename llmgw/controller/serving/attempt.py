@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from llmgw.controller.fleet import Fleet
@@ -30,6 +29,7 @@ from llmgw.model.ids import Commit
 from llmgw.model.plan import AWAITS, StepOutcome
 from llmgw.model.problems import HeldError, InvalidError, LlmgwError, StalledError
 from llmgw.model.record import Outcome, Record
+from llmgw.model.struct import Struct, field, replace
 
 log = logging.getLogger("llmgw.serve")
 T = TypeVar("T")
@@ -38,8 +38,7 @@ STANDS_BY = 60.0
 """Seconds until a pass looks by itself at what is on its way: streams tell of it, and this is for what they can't tell."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class Cause(Struct):
     """Why a pass is made, about which commit, and after which record: the one that was read beside the look at the branch."""
 
     trigger: str
@@ -48,8 +47,7 @@ class Cause:
     read: Stored | None = None  # None: the pass reads it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class Refusal(Struct):
     """A commit that can't be applied as it is written, with everything that is wrong with it."""
 
     commit: Commit
@@ -57,8 +55,7 @@ class Refusal:
     error: LlmgwError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempted:
+class Attempted(Struct):
     """``result`` None: it did not come so far. ``look`` in seconds; None: nothing is on its way."""
 
     last: LastPass
@@ -94,8 +91,7 @@ class Attempted:
         return bool(done) and done == before.result.done and not self.result.plan.waiting
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempts:
+class Attempts(Struct):
     """Makes passes; ``recorded`` is given every record that stands at the end of one."""
 
     fleet: Fleet

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 
@@ -12,14 +11,14 @@ from llmgw.controller.serving.pauses import Pace, first_of
 from llmgw.controller.serving.snapshot import Snapshots
 from llmgw.model.ids import Commit
 from llmgw.model.problems import LlmgwError
+from llmgw.model.struct import Struct
 
 log = logging.getLogger("llmgw.serve")
 
 Moved = Callable[[Commit | None, Commit], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(Struct):
     """What is known of the branch beside its commits. ``watch`` sets the event it is given when the branch may have moved; None:
     nothing tells, as of a repository on another machine."""
 

@@ -1,10 +1,7 @@
 """What llmgw.yaml says of ``serve``'s HTTP and notices, as values. Secrets stay references until they are used."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
-
-from cattrs import BaseValidationError
 
 from llmgw.controller.repo.remote import Remote
 from llmgw.manifests import decode, schema
@@ -12,6 +9,7 @@ from llmgw.manifests.yamltext import Document
 from llmgw.model.alerts import Severity
 from llmgw.model.manifest import Duration, Secret
 from llmgw.model.problems import Problem, Where
+from llmgw.model.struct import Struct
 
 NAMES = ("webhooks", "tls", "accessToken", "notices")
 """Settings that have parts of their own, so that only llmgw.yaml can hold them."""
@@ -21,22 +19,19 @@ Provider = Literal["github", "gitlab", "gitea", "forgejo", "gogs", "bitbucket", 
 Forge = Literal["github", "gitlab", "gitea", "forgejo"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Webhook:
+class Webhook(Struct):
     name: str
     provider: Provider
     secrets: tuple[Secret, ...]  # any of them is believed
     repository: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
+class Tls(Struct):
     cert: str
     key: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitStatus:
+class CommitStatus(Struct):
     provider: Forge
     token: Secret
     api: str | None = None
@@ -44,8 +39,7 @@ class CommitStatus:
     target_url: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Post:
+class Post(Struct):
     name: str
     url: Secret
     token: Secret | None = None
@@ -54,8 +48,7 @@ class Post:
     every: Duration = Duration(DAY)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notices:
+class Notices(Struct):
     commit_status: CommitStatus | None = None
     webhooks: tuple[Post, ...] = ()
 
@@ -67,8 +60,7 @@ class Notices:
         return next((f"notices.webhooks {it.name}" for it in self.webhooks if it.token is not None), "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
+class Serving(Struct):
     webhooks: tuple[Webhook, ...] = ()
     tls: Tls | None = None
     access_token: Secret | None = None
@@ -107,8 +99,8 @@ def _twice(file: str, document: Document) -> list[Problem]:
 def serving(written: Mapping[str, Any]) -> Serving:
     """Out of values that had no :func:`problems`. Raises ValueError where they had."""
     try:
-        return decode.converter().structure(dict(written), Serving)
-    except BaseValidationError as wrong:
+        return decode.value(Serving, dict(written))
+    except ValueError as wrong:
         raise ValueError(f"these settings can't be read: {wrong}") from wrong
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 from urllib.parse import quote
 
 from llmgw.controller.serving.configuration import Forge
+from llmgw.model.struct import Struct
 
 State = Literal["pending", "success", "failure", "error", "superseded"]
 """``failure``: it can't be applied as it is written, or could not be carried out; ``error``: no pass could be made, whatever the
@@ -16,8 +17,7 @@ DESCRIPTION = 140
 BASES: Mapping[Forge, str] = {"github": "https://api.github.com", "gitlab": "https://gitlab.com/api/v4"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitState:
+class CommitState(Struct):
     commit: str
     state: State
     description: str

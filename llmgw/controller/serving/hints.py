@@ -1,8 +1,9 @@
 """Hints that a pass may be worth while: any number of them, from wherever, come to one wake-up."""
 
 import asyncio
-from dataclasses import dataclass
 from typing import Literal
+
+from llmgw.model.struct import Struct
 
 Heard = Literal["webhook", "commit", "watch"]
 """What a hint is about: a forge says that there was a push; a commit was seen; anything else, mostly on a node."""
@@ -10,8 +11,7 @@ KEPT = 3
 """Reasons that one wake-up tells of; a storm has thousands, all alike."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Woken:
+class Woken(Struct):
     """``text``: the first few reasons, in words."""
 
     heard: frozenset[Heard]

@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from llmgw.controller.serving.snapshot import Snapshot, Snapshots
 from llmgw.controller.serving.webhooks import MAX_BODY, Answer, Deliveries, Watched, judge
 from llmgw.model.manifest import Secret
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct
 from llmgw.wire.codec import to_json
 
 LOG = logging.getLogger("llmgw.serve.http")
@@ -41,8 +41,7 @@ FORMAT_VERSION = 1
 PLAIN = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class Surroundings(Struct):
     """What the answers are made from. ``watched``: what a webhook may be about, but for its branch while only a snapshot
     knows that. ``lately``: how long a good pass makes ready. ``lookup`` reads secrets."""
 

@@ -9,7 +9,6 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,10 +18,10 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(Struct):
     """``head``: seconds for a request's head to be there, from the connection's beginning or the answer before it. ``whole``:
     for the rest, until the answer is taken. Forges give up after 10; a scrape of a large fleet takes one."""
 

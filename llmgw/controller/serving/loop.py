@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 
 from llmgw.controller.fleet import Fleet
@@ -39,6 +39,7 @@ from llmgw.model.plan import Action, Plan, Step, StepKind, StepResult
 from llmgw.model.problems import LlmgwError
 from llmgw.model.record import Outcome, Record
 from llmgw.model.report import Observed
+from llmgw.model.struct import replace
 from llmgw.wire.messages import WatchEvent
 
 log = logging.getLogger("llmgw.serve")

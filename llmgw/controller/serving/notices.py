@@ -9,7 +9,6 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -46,6 +45,7 @@ from llmgw.controller.serving.troubles import (
 from llmgw.model.exitcode import CHANGES, DONE
 from llmgw.model.problems import InvalidError, Problem, StalledError
 from llmgw.model.record import Outcome
+from llmgw.model.struct import Struct
 from llmgw.wire.codec import from_json, to_json
 
 LOG = logging.getLogger("llmgw.serve.notices")
@@ -60,8 +60,7 @@ STATE_FILE = "notices.json"
 MOST_STATE = 8 * 1024 * 1024  # bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sender:
+class Sender(Struct):
     """What notices need of the rest. ``repository`` is the fleet's at its forge; empty: not known. ``state`` is a folder in
     which it is kept what was told, so that a restart tells nothing twice."""
 

@@ -2,15 +2,15 @@
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from random import Random
 from typing import Any
+
+from llmgw.model.struct import Struct
 
 MOST_DOUBLINGS = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Pace(Struct):
     """Seconds. ``poll``, give or take ``jitter``, between looks at the branch; ``resync``, more or less, between passes that nobody
     hinted at."""
 

@@ -18,6 +18,7 @@ import httpx
 from llmgw.clock import Clock
 from llmgw.controller.serving.pauses import Pauses
 from llmgw.model.problems import LlmgwError
+from llmgw.model.struct import Struct
 
 LOG = logging.getLogger("llmgw.serve.notices")
 QUEUED = 100
@@ -32,8 +33,7 @@ WHOLE = 30.0
 AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
+class Letter(Struct):
     """``make`` is called for each try, so that secrets are read when they are used. Of two that wait with the same ``key``
     only the newer is sent."""
 

@@ -5,13 +5,13 @@ Whoever answers over HTTP, counts or sends notices reads values of this module a
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Protocol
 
 from llmgw.core.show.status import Status
 from llmgw.model.ids import Commit
 from llmgw.model.record import Endpoint
+from llmgw.model.struct import Struct, field, replace
 
 BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Seconds: a pass over a few local nodes takes a tenth of one, with a node out of reach 20."""
@@ -21,8 +21,7 @@ NOTHING, HELD, INVALID, ERROR = "nothing", "held", "invalid", "error"
 applying; the commit can't be applied as it is written; anything else that kept it from beginning."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Durations:
+class Durations(Struct):
     """``counts[i]`` passes took at most ``BOUNDS[i]`` seconds and more than the bound before; the last count has no bound."""
 
     counts: tuple[int, ...] = (0,) * (len(BOUNDS) + 1)
@@ -34,8 +33,7 @@ class Durations:
         return Durations(counts=counts, total=self.total + seconds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class Totals(Struct):
     """Since the start of this process; they only grow."""
 
     passes: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (trigger, how it ended)
@@ -52,8 +50,7 @@ class Totals:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class Applied(Struct):
     """What the record says was applied last. ``at``: when its pass began."""
 
     commit: Commit
@@ -61,8 +58,7 @@ class Applied:
     at: datetime | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastPass:
+class LastPass(Struct):
     """How the newest pass of this process went."""
 
     number: int  # counts from 1 at the start of the process
@@ -87,8 +83,7 @@ class LastPass:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class Snapshot(Struct):
     started: datetime
     version: str  # of llmgw
     fleet: str  # its name; ``status.fleet`` is its id
@@ -121,16 +116,14 @@ class Snapshots:
         self.now = replace(self.now, **fields)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadMoved:
+class HeadMoved(Struct):
     """The branch points to another commit. ``old`` None: the first one that this process sees."""
 
     old: Commit | None
     new: Commit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassBegan:
+class PassBegan(Struct):
     """A pass is about to command something."""
 
     commit: Commit | None
@@ -138,16 +131,14 @@ class PassBegan:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassEnded:
+class PassEnded(Struct):
     """``settled``: the fleet is what the commit asks for, and nothing is on its way."""
 
     last: LastPass
     settled: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitRefused:
+class CommitRefused(Struct):
     """A commit can't be applied as it is written. Told once a commit, however often it is looked at."""
 
     commit: Commit

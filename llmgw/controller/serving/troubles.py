@@ -12,6 +12,7 @@ from llmgw.controller.serving.snapshot import HELD, CommitRefused, LastPass
 from llmgw.model.alerts import Alert, Severity
 from llmgw.model.exitcode import BLOCKED, CHANGES, DONE
 from llmgw.model.record import Outcome
+from llmgw.model.struct import Struct
 
 KEPT = 2000
 """Ids that are remembered as told. A fleet in which more is wrong at once has been told of enough."""
@@ -21,8 +22,7 @@ MADE_WAY = frozenset({HELD, Outcome.SUPERSEDED.value, Outcome.INTERRUPTED.value}
 RANK = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class Trouble(Struct):
     """``kind`` is an alert's, or ``pass-failed``, ``pass-blocked``, ``commit-refused``."""
 
     id: str
@@ -36,8 +36,7 @@ class Trouble:
     commit: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Telling:
+class Telling(Struct):
     """``raised``: it has come; ``again``: it still lasts; ``cleared``: it is over."""
 
     event: Literal["raised", "again", "cleared"]

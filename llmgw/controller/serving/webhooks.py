@@ -6,11 +6,11 @@ Nothing of what it says is believed but which branch of which repository to look
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from llmgw.controller.serving.signatures import ALGORITHMS, Headers
+from llmgw.model.struct import Struct
 
 MAX_BODY = 1024 * 1024
 """Bytes. Pushes of the largest kind that forges send have a few hundred thousand; they send none above a few million."""
@@ -43,8 +43,7 @@ _DELIVERY = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class Watched(Struct):
     """What the fleet follows. ``branch`` empty: not known yet, so any may be it. ``repository`` is ``owner/name`` or a whole
     path that ends so; empty: whatever repository sends here is meant."""
 
@@ -53,8 +52,7 @@ class Watched:
     repository: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Struct):
     """``hint``: it is worth looking. ``text`` is for the sender and the log; it holds nothing of what the sender said.
     ``stranger``: nobody had to prove anything for it."""
 

@@ -1,9 +1,9 @@
 """What was seen of weights that can't change any more, by digest, in the state directory: a file each, and not too many."""
 
 import secrets
-from dataclasses import dataclass
 from pathlib import Path
 
+from llmgw.model.struct import Struct
 from llmgw.model.weights import Inspection
 from llmgw.wire import codec
 
@@ -11,8 +11,7 @@ MAX_FILE = 4 * 1024 * 1024
 MOST = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Cache:
+class Cache(Struct, kw_only=False):
     """Losing it costs a few questions, so nothing about it is ever an error."""
 
     folder: Path

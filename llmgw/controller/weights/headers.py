@@ -1,12 +1,12 @@
 """What the headers of weights behind an address or on a Hugging Face hub tell: a few hundred kilobytes of files of many gigabytes."""
 
-from dataclasses import replace
 from urllib.parse import quote
 
 import httpx
 
 from llmgw.controller.weights.ranges import TIMEOUT, NotReadError, Ranges, plain
 from llmgw.model.manifest import Source
+from llmgw.model.struct import replace
 from llmgw.model.weights import MAX_CONFIG, Inspection
 from llmgw.wire import gguf, safetensors
 

@@ -1,9 +1,10 @@
 """Pieces of files over HTTP: never more than was asked for, whatever the server sends."""
 
 import re
-from dataclasses import dataclass
 
 import httpx
+
+from llmgw.model.struct import Struct
 
 TIMEOUT = httpx.Timeout(20.0, connect=10.0)
 _RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)$")
@@ -15,16 +16,14 @@ class NotReadError(Exception):
     """What was asked for did not come; the text says why and what to try."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Piece(Struct):
     """``total`` is the whole file's bytes, None where the server does not tell."""
 
     data: bytes
     total: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Ranges:
+class Ranges(Struct, kw_only=False):
     """``client`` follows redirects; ``token`` goes to the address asked for, and the client takes it off where a redirect leads
     elsewhere."""
 

@@ -5,13 +5,13 @@ that a hub that is down is not asked each pass.
 import asyncio
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmgw.controller.secrets import resolve
 from llmgw.controller.weights.cache import Cache
 from llmgw.model.manifest import Source
 from llmgw.model.problems import LlmgwError
+from llmgw.model.struct import Struct
 from llmgw.model.weights import Inspection
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ AGAIN_AFTER = 300.0
 PINNED = re.compile(r"[0-9a-f]{40}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(Struct):
     """Weights that some model asks for. ``hub`` is where Hugging Face's repositories are."""
 
     digest: str

@@ -1,16 +1,15 @@
 """What ``engine-check`` has found of one profile on one node, and how it is worded."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from llmgw.core.amounts import plural, size, span
 from llmgw.core.enginecheck.verdict import NO_HELP, UNTIL_INSTALLED, Unknown
 from llmgw.model.ids import ShardId
 from llmgw.model.report import ComputesOn
+from llmgw.model.struct import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class Need(Struct):
     """A flag that the engine does not know, and what needs it. ``only_with``: what ``model`` would have to ask for; empty: it
     needs it as it is."""
 
@@ -19,8 +18,7 @@ class Need:
     only_with: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
+class Token(Struct):
     """``untold``: why none was asked for. ``on``: None is not known, no GPU is the CPU."""
 
     shard: ShardId | None = None
@@ -35,8 +33,7 @@ class Token:
         return bool(self.wrong) or (self.claims_gpus and self.on is not None and not self.on.gpus)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class Checked(Struct):
     """``failed``: why the engine could not be asked; ``untold``: why its flags are not known. ``known`` counts the flags of its
     help, ``asked`` the command lines that were compared."""
 

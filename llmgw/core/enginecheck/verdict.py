@@ -3,11 +3,11 @@ yet. The plan and ``engine-check`` read the same verdict.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 from llmgw.core.enginecheck.compare import must_know, nearest, plain, unknown_flags, words_after
 from llmgw.model.facts import EngineFact, Facts
 from llmgw.model.launch import ENGINE, HelpSpec, LaunchSpec
+from llmgw.model.struct import Struct, replace
 
 UNTIL_INSTALLED = "unknown until installed"
 UNTIL_READ = "unknown until its help is read"
@@ -15,16 +15,14 @@ NO_HELP = "nobody can ask it for its flags"
 MAX_NAMED = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unknown:
+class Unknown(Struct):
     """A flag that the engine does not know, and the nearest that it does (may be empty)."""
 
     flag: str
     near: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Struct):
     """``untold`` says why nobody can tell; empty: ``unknown`` is all that is wrong with the flags. ``elsewhere`` is where the
     program lies whose help it is, when the command line names another place."""
 

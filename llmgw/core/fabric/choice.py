@@ -1,7 +1,6 @@
 """Which fabric the ranks of one replica use: one that all their nodes share, the fastest; or why there is none."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from llmgw.core.amounts import names
@@ -10,12 +9,12 @@ from llmgw.core.fabric.labels import ETHERNET, STATED, Labels, NodeFabric
 from llmgw.model.desired import DesiredModel
 from llmgw.model.facts import Facts, HcaPort
 from llmgw.model.manifest import ModelSpec, NodeSpec, ProfileSpec
+from llmgw.model.struct import Struct
 
 EXAMPLE = "fabrics: [{name: ib-a, hcas: [mlx5_0, mlx5_1]}]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class Wish(Struct):
     """What a replica asks of the network between its nodes. ``stated``: its env names adapters or their index itself."""
 
     fabric: Literal["required", "preferred", "none"] = "none"

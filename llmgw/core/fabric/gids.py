@@ -2,17 +2,16 @@
 machine to machine, so it is read from the tables and never fixed."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from ipaddress import IPv6Address
 
 from llmgw.core.amounts import names
 from llmgw.model.facts import Gid, HcaPort
+from llmgw.model.struct import Struct
 
 ROCE_V2 = "RoCE v2"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
+class Agreement(Struct):
     """The largest set of ports that have a fitting entry at the same ``index``, and the others."""
 
     index: int

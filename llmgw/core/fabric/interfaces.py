@@ -1,16 +1,15 @@
 """Which interface of a node holds its own address: the one that its ranks meet the others at."""
 
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from llmgw.core.amounts import names
 from llmgw.model.facts import Facts
+from llmgw.model.struct import Struct
 
 LOOPBACK = "lo"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Own:
+class Own(Struct):
     """``name`` is empty where it is not known, ``why`` says why; ``wrong``: the node tells its interfaces, and none has it.
     ``address`` as the node itself writes it."""
 

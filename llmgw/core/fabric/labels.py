@@ -3,7 +3,6 @@ kind are named, and the others are used."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 
 from llmgw.core.amounts import names, plural
 from llmgw.core.fabric import gids
@@ -11,14 +10,14 @@ from llmgw.core.seen.survey import NodeView
 from llmgw.model.facts import Facts, HcaPort
 from llmgw.model.manifest import Fabric
 from llmgw.model.report import Reach
+from llmgw.model.struct import Struct, replace
 
 INFINIBAND = "InfiniBand"
 ETHERNET = "Ethernet"
 ACTIVE = "ACTIVE"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFabric:
+class NodeFabric(Struct):
     """One labelled fabric on one node, as ``written`` in its manifest, sorted. ``ports`` can be used, all of one ``layer`` and, on Ethernet, with a RoCE v2 entry.
     ``assumed`` are the adapters as written, where nobody has looked yet; ``unseen`` says that they can't be used before.
     ``stated``: the node's own env names adapters or their index, so that nobody else needs to."""

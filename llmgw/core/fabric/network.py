@@ -2,7 +2,6 @@
 exactly the adapters of the chosen fabric. Facts behind the variables: docs/nodes.md, "Networks between nodes"."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 from llmgw.core.adapter import NodeContext, RankNetwork, Variable
 from llmgw.core.amounts import names
@@ -12,18 +11,17 @@ from llmgw.core.fabric.labels import ETHERNET, Labels, NodeFabric
 from llmgw.model.desired import DesiredModel
 from llmgw.model.facts import HcaPort
 from llmgw.model.record import RankPlacement
+from llmgw.model.struct import Struct, field
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class Network(Struct):
     """By rank, with what a person should know about it."""
 
     ranks: Mapping[int, RankNetwork] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rank:
+class _Rank(Struct):
     """What one rank is told, as it comes together."""
 
     environment: dict[str, Variable] = field(default_factory=dict)

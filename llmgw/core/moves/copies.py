@@ -1,14 +1,13 @@
 """A recorded replica and how it is doing; which of several copies of one ordinal counts."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from llmgw.core.seen.condition import Condition, Health
 from llmgw.model.record import ReplicaPhase, ReplicaRecord
+from llmgw.model.struct import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
+class Copy(Struct):
     """A recorded replica and how it is doing."""
 
     replica: ReplicaRecord

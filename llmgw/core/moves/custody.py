@@ -1,7 +1,6 @@
 """What a person takes out of management or puts back, by address: which replicas are meant, and why not."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from llmgw.core.amounts import names, plural
 from llmgw.core.moves.adoption import as_replica
@@ -15,13 +14,13 @@ from llmgw.model.ids import ReplicaId, parse_replica_id
 from llmgw.model.plan import Action, Change, Decision
 from llmgw.model.problems import StalledError
 from llmgw.model.record import Record, ReplicaRecord, ReplicaSpec
+from llmgw.model.struct import Struct
 
 FIELDS_TOLD = 8
 """Differing fields that a refusal spells out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Name:
+class _Name(Struct):
     """A replica's id, and what else it goes by."""
 
     replica: str

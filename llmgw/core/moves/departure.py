@@ -3,8 +3,6 @@
 A departure begun by an earlier pass is taken up where it stands, whatever interrupted it.
 """
 
-from dataclasses import dataclass
-
 from llmgw.core.amounts import at, names
 from llmgw.core.moves.copies import Copy, serves
 from llmgw.core.moves.round import Round
@@ -14,10 +12,10 @@ from llmgw.core.seen.silence import patience
 from llmgw.model.plan import Action, Change, StepKind
 from llmgw.model.problems import Where
 from llmgw.model.record import ReplicaPhase
+from llmgw.model.struct import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Departure:
+class Departure(Struct):
     """``tail``: the step after which nothing is left of it. ``commands``: something is sent to a node for it;
     otherwise it is on its way and only has to be waited for."""
 

@@ -1,7 +1,5 @@
 """Nodes that come, change and go: agents installed and upgraded, machines that Git no longer names."""
 
-from dataclasses import dataclass
-
 from llmgw.core.amounts import at, names, span
 from llmgw.core.moves.diff import change as field_change
 from llmgw.core.moves.drains import replicas_on, tell_changed, tell_drained, tell_leaving
@@ -13,10 +11,10 @@ from llmgw.model.manifest import AgentSettings
 from llmgw.model.plan import Action, Change, FieldChange, Notice
 from llmgw.model.record import NodeRecord
 from llmgw.model.report import Reach
+from llmgw.model.struct import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agents:
+class Agents(Struct):
     """Which agents will do: those that are not older than ``oldest``. Others are brought to ``version``, the only one that
     this llmgw can install, and one of that version that was made of other files to ``build``; empty: any will do."""
 

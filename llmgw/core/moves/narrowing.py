@@ -9,13 +9,13 @@ and what must go first to make room. The rest is told as left out.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from llmgw.core.amounts import names
 from llmgw.model.addresses import covers, replica_address
 from llmgw.model.plan import AWAITS, Action, Change, Gate, Plan, Step, StepKind, sendable
 from llmgw.model.problems import StalledError
 from llmgw.model.record import Record, ReplicaPhase
+from llmgw.model.struct import replace
 
 UNFINISHED = "missing"
 """The keyword of a change that only brings back what was stopped for it: an ordinal that had copies and has none."""

@@ -5,7 +5,6 @@ GPUs, two nodes. Nothing is promised about what is free; only what the GPUs coul
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from llmgw.core.adapter import Need
 from llmgw.core.moves.round import Round
@@ -14,6 +13,7 @@ from llmgw.core.place.candidates import breaks_rules
 from llmgw.core.place.claims import NodeLedger
 from llmgw.model.desired import DesiredModel
 from llmgw.model.manifest import GIB, ProfileSpec, Size
+from llmgw.model.struct import replace
 
 STEP = 256
 """Tokens that a suggested length is a multiple of."""

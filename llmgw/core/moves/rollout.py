@@ -16,8 +16,6 @@ First everything that goes or stays is settled for all models, then places are f
 those that had a copy before those that never had one, then by name. Who makes room for whom: see core/moves/eviction.
 """
 
-from dataclasses import replace
-
 from llmgw.core.amounts import at
 from llmgw.core.moves.adapters import settle_adapters, why_replaced
 from llmgw.core.moves.again import complete, displaced, remind, start_again
@@ -33,6 +31,7 @@ from llmgw.core.moves.standing import Standing, Want
 from llmgw.core.record.recording import desired_spec
 from llmgw.core.seen.condition import Condition, Health
 from llmgw.model.plan import Action, Change, FieldChange, StepKind
+from llmgw.model.struct import replace
 
 
 def settle_model(round_: Round, stand: Standing) -> list[Want]:

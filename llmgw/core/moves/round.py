@@ -1,7 +1,7 @@
 """One round of planning: what it looks at, and what it has decided so far."""
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 
 from llmgw.core.adapter import EngineAdapter, GpuKind
@@ -13,23 +13,23 @@ from llmgw.core.seen.survey import Survey
 from llmgw.model.desired import Desired
 from llmgw.model.plan import Change, Notice
 from llmgw.model.record import Record
+from llmgw.model.struct import Struct, field
 from llmgw.model.weights import Weights
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class Told:
     """What the plan will say, in the order in which it was decided."""
 
-    changes: list[Change] = field(default_factory=list)
-    waiting: list[str] = field(default_factory=list)
-    warnings: list[Notice] = field(default_factory=list)
-    due: list[datetime] = field(default_factory=list)
-    unchanged: set[str] = field(default_factory=set)
+    changes: list[Change] = dataclasses.field(default_factory=list)
+    waiting: list[str] = dataclasses.field(default_factory=list)
+    warnings: list[Notice] = dataclasses.field(default_factory=list)
+    due: list[datetime] = dataclasses.field(default_factory=list)
+    unchanged: set[str] = dataclasses.field(default_factory=set)
     """Replicas that are as they should be, unless one of them makes room for another in the end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class Round(Struct):
     desired: Desired
     record: Record
     survey: Survey

@@ -5,7 +5,6 @@ tell the size of are refused, unless somebody states it or allows it.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from llmgw.core.adapter import GpuKind, Known, Need
 from llmgw.core.moves.round import Round
@@ -15,6 +14,7 @@ from llmgw.model.desired import DesiredModel
 from llmgw.model.launch import FetchSpec
 from llmgw.model.plan import Notice
 from llmgw.model.record import RankPlacement
+from llmgw.model.struct import replace
 
 
 def kinds_of(views: Iterable[NodeView]) -> tuple[GpuKind, ...]:

@@ -13,6 +13,7 @@ from llmgw.model.ids import ReplicaId, replica_id
 from llmgw.model.manifest import Custom
 from llmgw.model.plan import Action, FieldChange
 from llmgw.model.record import Attempts, Evicted, Held, ModelRecord
+from llmgw.model.struct import Struct
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,8 +121,7 @@ class Standing:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
+class Want(Struct):
     """An ordinal that needs a new copy. ``keep`` serves until it is there."""
 
     stand: Standing

@@ -4,7 +4,7 @@ Steps whose condition is seen to hold already (a job that is done, a replica tha
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
 
@@ -24,6 +24,7 @@ from llmgw.model.manifest import Pip
 from llmgw.model.plan import Origin, Step, StepKind, sendable
 from llmgw.model.record import RankPlacement, ReplicaRecord
 from llmgw.model.report import JobReport, JobState
+from llmgw.model.struct import Struct, replace
 from llmgw.model.weights import Weights
 
 JOB_RETRY = timedelta(minutes=1)
@@ -44,8 +45,7 @@ class JobStanding(Enum):
     ABSENT = "absent"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Struct):
     """An install or a fetch that a replica stands on, on one node."""
 
     node: str

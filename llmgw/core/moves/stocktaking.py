@@ -1,7 +1,6 @@
 """Find where one model stands, from the record and what was seen."""
 
 from collections import Counter
-from dataclasses import replace
 
 from llmgw.core.moves.copies import Copy, serves
 from llmgw.core.moves.round import Round
@@ -12,6 +11,7 @@ from llmgw.core.seen.condition import Health, condition
 from llmgw.model.desired import DesiredModel
 from llmgw.model.ids import Digest, ReplicaName, parse_replica_id
 from llmgw.model.record import Held, ModelRecord, ReplicaRecord, ReplicaSpec
+from llmgw.model.struct import replace
 
 
 def standing(

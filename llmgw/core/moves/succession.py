@@ -3,8 +3,6 @@ priority make room; within ``maxSurge`` (old and new counted together) and ``max
 that would not fit.
 """
 
-from dataclasses import dataclass, replace
-
 from llmgw.core.adapter import STATE_IT
 from llmgw.core.amounts import at, names, plural, span
 from llmgw.core.moves import flags
@@ -23,6 +21,7 @@ from llmgw.model.desired import DesiredModel
 from llmgw.model.ids import ReplicaId
 from llmgw.model.plan import Action, Change, Decision, StepKind
 from llmgw.model.record import Attempts
+from llmgw.model.struct import Struct, replace
 
 
 def fulfil(round_: Round, want: Want) -> None:
@@ -144,8 +143,7 @@ def _clear(round_: Round, want: Want, goal: DesiredModel) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
+class Leaving(Struct):
     """Who goes before it comes: its own predecessor, because of ``why``, and others of lower priority."""
 
     keep: Copy | None = None

@@ -3,7 +3,6 @@ reason in a large one."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from llmgw.core.adapter import Need
 from llmgw.core.amounts import names, size
@@ -14,6 +13,7 @@ from llmgw.core.place.fitting import Fit, describe, fit, need_text, suits, unsui
 from llmgw.model.desired import DesiredNode
 from llmgw.model.manifest import Gpus, PlacementRules
 from llmgw.model.plan import Rejection
+from llmgw.model.struct import Struct
 
 LOOK_CLOSELY = 64
 """Candidates up to which every single one is explained, with its holders; beyond that by their numbers only."""
@@ -21,8 +21,7 @@ TELL_APART = 8
 """Nodes that share a reason are listed one by one up to here."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Struct):
     """What one replica asks for. ``weights`` is the digest of weights that are fetched; ``reads`` of those that its engine
     reads, fetched or not."""
 
@@ -62,8 +61,7 @@ class Request:
         return (self.shape_key, self.reads, *runs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
+class Candidates(Struct):
     """Nodes that the rules allow, and those they do not, with the reason."""
 
     nodes: tuple[NodeLedger, ...]
@@ -71,8 +69,7 @@ class Candidates:
     rejections: tuple[Rejection, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Look(Struct):
     """What a look at some nodes found, in their order: those that may take it, and those that may not."""
 
     allowed: tuple[NodeLedger, ...]

@@ -6,18 +6,17 @@ end. All ranks of a gang get a place at once or nobody goes. The same question a
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from llmgw.core.place.claims import NodeLedger
 from llmgw.core.place.fitting import Fit
+from llmgw.model.struct import Struct
 
 LOOKED_AT = 32
 """Nodes on which the search counts exactly who would have to go; of more it takes those with the fewest tenants."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tenant:
+class Tenant(Struct):
     """A replica that may be asked to go. ``shards`` are the holders' names in the ledgers, ``gpus`` how many it claims."""
 
     replica: str
@@ -35,8 +34,7 @@ class Tenant:
         return (self.priority, self.serves, -self.gpus, self.model, -self.ordinal, self.replica)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(Struct):
     """``choose`` finds a fit for every rank on some nodes, in their order, once the named holders are gone; ``fits`` tells
     of one node whether one of ``ranks`` would fit. ``gone`` is gone in any case. ``rank`` orders nodes that need equally many
     to go."""

@@ -1,7 +1,6 @@
 """Does one rank fit on one node right now: which GPUs and ports it would get, or what is missing, with numbers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from llmgw.core.adapter import STATE_IT, Need
@@ -10,21 +9,20 @@ from llmgw.core.place.claims import GpuLedger, NodeLedger
 from llmgw.core.place.links import best_linked
 from llmgw.model.claims import GpuClaim
 from llmgw.model.manifest import Gpus
+from llmgw.model.struct import Struct
 
 NOBODY: frozenset[str] = frozenset()
 BLAMED = 4
 """Holders that are named one by one; the GPUs of the others are counted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class Fit(Struct):
     ledger: NodeLedger
     gpus: tuple[GpuClaim, ...]
     ports: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Misfit:
+class Misfit(Struct):
     """``lack`` is gpus, memory, available (memory that nobody uses) or ports; the words are made by :func:`describe` when somebody reads them."""
 
     lack: str

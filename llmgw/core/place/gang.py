@@ -1,7 +1,7 @@
 """Places for all ranks of a gang at once: so many nodes, a different one for each rank, all of one kind; or none at all."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import ip_address
 
@@ -10,10 +10,10 @@ from llmgw.core.fabric import choice
 from llmgw.core.place.candidates import Candidates, Request
 from llmgw.core.place.claims import NodeLedger
 from llmgw.core.place.fitting import NOBODY, Fit, fit, need_text, suits
+from llmgw.model.struct import Struct, replace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class Kind(Struct):
     """What the ranks of one gang have in common. Nodes on loopback addresses are one machine's: no other machine can meet
     them there."""
 

@@ -6,12 +6,12 @@ model was held or had given up: somebody wants it tried once more.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from llmgw.core.amounts import names
 from llmgw.model.addresses import covers
 from llmgw.model.problems import StalledError
 from llmgw.model.record import ModelRecord, Record, ReplicaPhase, ReplicaRecord
+from llmgw.model.struct import replace
 
 
 def asked_anew(record: Record, asked: Mapping[str, str]) -> Record:

@@ -1,12 +1,12 @@
 """What somebody took out of management, and put back: a replica that runs on while no plan touches it."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from datetime import datetime
 
 from llmgw.core.seen.condition import Health, condition
 from llmgw.core.seen.survey import Survey
 from llmgw.model.record import Forgotten, Record, ReplicaRecord
+from llmgw.model.struct import replace
 
 _ENDED = frozenset({Health.MISSING, Health.STOPPED})
 

@@ -1,10 +1,10 @@
 """What the record expects to turn up though it holds it no more: it is told to stop when it does."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import datetime
 
 from llmgw.model.record import GivenUp, Record
+from llmgw.model.struct import replace
 
 GIVEN_UP_KEPT = 256
 """Replicas of which the record remembers that they are to stop: a machine full of shares, several times over."""

@@ -2,12 +2,12 @@
 and commanded the way that was recorded last until nothing of ours is left; and the names that agents may still have."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from llmgw.core.record.naming import nodes_renamed
 from llmgw.model.desired import Desired, DesiredNode
 from llmgw.model.problems import Where
 from llmgw.model.record import Record
+from llmgw.model.struct import replace
 
 WHERE = Where(file="(not in Git any more)")
 

@@ -1,10 +1,10 @@
 """Renames: models and nodes keep replicas, their ids and their history when only a name in Git changes."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from llmgw.model.desired import Desired, DesiredModel, DesiredNode
 from llmgw.model.record import ModelRecord, NodeRecord, Record, ReplicaRecord
+from llmgw.model.struct import replace
 
 EARLIER_KEPT = 8
 """Names that a model or node had before, of which the newest are kept."""

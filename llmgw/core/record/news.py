@@ -2,7 +2,6 @@
 failed, a node changed. Folding the same report twice changes nothing.
 """
 
-from dataclasses import replace
 from datetime import datetime
 
 from llmgw.core.record.custody import still_forgotten
@@ -17,6 +16,7 @@ from llmgw.model.ids import ReplicaId, parse_replica_id
 from llmgw.model.manifest import FleetSpec
 from llmgw.model.record import Attempts, Held, ModelRecord, NodeRecord, Record, ReplicaPhase, ReplicaRecord
 from llmgw.model.report import NodeObservation, Observed, Reach, ShardReport
+from llmgw.model.struct import replace
 from llmgw.model.weights import Measured
 
 NO_WISHES = Desired(commit=None, fleet_name="", fleet=FleetSpec())

@@ -4,7 +4,6 @@ The commit does not count as the one last applied. What a pass without targets f
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from llmgw.core.record.naming import renamed
 from llmgw.core.record.numbering import remembered
@@ -12,6 +11,7 @@ from llmgw.model.addresses import covers
 from llmgw.model.desired import Desired
 from llmgw.model.plan import Plan, StepKind
 from llmgw.model.record import ModelRecord, Record
+from llmgw.model.struct import replace
 
 
 def narrowed(desired: Desired, plan: Plan) -> Desired:

@@ -5,7 +5,6 @@ told, and left alone.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from llmgw.core.record.custody import still_forgotten
 from llmgw.core.record.endpoints import endpoints
@@ -24,6 +23,7 @@ from llmgw.model.record import (
     ReplicaSpec,
 )
 from llmgw.model.report import NodeObservation, Observed, ShardReport, ShardState
+from llmgw.model.struct import replace
 
 _ENDED = frozenset({Health.MISSING, Health.STOPPED})
 _PHASES: Mapping[str, ReplicaPhase] = {

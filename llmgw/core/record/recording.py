@@ -6,7 +6,6 @@ nothing running that the record does not know.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from datetime import datetime
 
 from llmgw import __version__
@@ -45,6 +44,7 @@ from llmgw.model.record import (
     ReplicaSpec,
 )
 from llmgw.model.report import Observed
+from llmgw.model.struct import replace
 
 __all__ = ["begin", "end", "observe"]
 

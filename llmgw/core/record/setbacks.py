@@ -1,13 +1,13 @@
 """Machines on which no agent could be set up: how often in a row, so that the next try may wait."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from llmgw.core.amounts import at, plural
 from llmgw.core.seen.survey import NodeView, Survey
 from llmgw.model.plan import Plan, StepKind, StepOutcome, StepResult
 from llmgw.model.record import Setback
+from llmgw.model.struct import replace
 
 FIRST_REST = timedelta(minutes=1)
 LONGEST_REST = timedelta(minutes=30)

@@ -3,13 +3,13 @@
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from ipaddress import ip_address
 
 from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts
 from llmgw.model.manifest import Dirs, FleetSpec, Local, Manifest, Manifests, NodeSpec, Pip
 from llmgw.model.problems import Problem, Where
+from llmgw.model.struct import Struct
 from llmgw.wire.codec import CodecError, loads
 
 LOOPBACK = "127.0.0.1"
@@ -52,8 +52,7 @@ def pools(manifests: Manifests) -> set[str]:
     return {node.spec.pool for node in manifests.nodes if isinstance(node.spec, NodeSpec)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _Place(Struct):
     manifest: Manifest
     node: DesiredNode
 

@@ -3,7 +3,6 @@ shards run. What one document can't say alone is checked here; all problems at o
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any
 
 from llmgw.core.adapter import EngineAdapter
@@ -22,7 +21,8 @@ from llmgw.model.manifest import (
     Value,
 )
 from llmgw.model.problems import InvalidError, Problem, Where
-from llmgw.wire.codec import to_json, written_name
+from llmgw.model.struct import Struct, default_of, fields, replace
+from llmgw.wire.codec import to_json
 
 RENAMED_FROM = "llmgw/renamed-from"
 _ANNOTATIONS = (RENAMED_FROM,)
@@ -170,16 +170,14 @@ def spec_digests(
     return tuple(named(model, loraRank=rank) for rank in enough)
 
 
-def stated_fields(value: Any, *, leave_out: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The fields of a manifest's dataclass that differ from their defaults, as JSON under their written names."""
+def stated_fields(value: Struct, *, leave_out: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """The fields of a manifest's value that differ from their defaults, as JSON under their written names."""
     stated: dict[str, Any] = {}
-    for field in fields(value):
+    for field in fields(type(value)):
         part = getattr(value, field.name)
-        default = field.default if field.default_factory is MISSING else field.default_factory()
-        if field.name in leave_out or part == default:
+        if field.name in leave_out or part == default_of(field):
             continue
-        is_part = is_dataclass(part) and not isinstance(part, type)
-        stated[written_name(field.name)] = stated_fields(part) if is_part else _json(part)
+        stated[field.encode_name] = stated_fields(part) if isinstance(part, Struct) else _json(part)
     return stated
 
 
@@ -191,8 +189,8 @@ def _json(value: Any) -> Any:
     return to_json(value)
 
 
-_PATH_MODEL = {written_name(field.name) for field in fields(ModelSpec)}
-_PATH_PROFILE = {written_name(field.name) for field in fields(ProfileSpec)}
+_PATH_MODEL = {field.encode_name for field in fields(ModelSpec)}
+_PATH_PROFILE = {field.encode_name for field in fields(ProfileSpec)}
 
 
 def _placed(problem: Problem, model: Manifest, profile: Manifest) -> Problem:

@@ -14,7 +14,6 @@ starts may ranks be missing: their orders have not come yet.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 
@@ -23,6 +22,7 @@ from llmgw.core.seen.survey import SeenShard, Survey
 from llmgw.model.ids import shard_id
 from llmgw.model.record import Evicted, Held, ReplicaPhase, ReplicaRecord
 from llmgw.model.report import Reach, ShardReport, ShardState
+from llmgw.model.struct import Struct
 
 
 class Health(Enum):
@@ -42,8 +42,7 @@ ENDED = frozenset({ShardState.STOPPED.value, ShardState.FAILED.value})
 """States in which a shard has no process and holds nothing of its node."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
+class Condition(Struct):
     health: Health
     text: str  # for people: what it is doing and since when
     shards: tuple[SeenShard, ...] = ()

@@ -1,10 +1,9 @@
 """Agents that obey a newer record than the one at hand: they would refuse every command, and what they run is not what this
 record tells of."""
 
-from dataclasses import replace
-
 from llmgw.core.seen.survey import NodeView, Survey
 from llmgw.model.record import Record
+from llmgw.model.struct import replace
 
 
 def obeying(survey: Survey, record: Record) -> Survey:

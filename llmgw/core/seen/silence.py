@@ -11,7 +11,6 @@ Given up is not stopped: claims stay until the node answers or somebody gives th
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from llmgw.core.amounts import at
@@ -19,6 +18,7 @@ from llmgw.core.seen.survey import NodeView, Silence, Survey
 from llmgw.model.manifest import Unreachable
 from llmgw.model.record import NodeRecord, Record
 from llmgw.model.report import Reach
+from llmgw.model.struct import replace
 
 LEAST_FOR_BRAKE = 2
 """Silent nodes below which the brake never holds: in a small fleet one node is a large share."""

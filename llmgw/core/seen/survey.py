@@ -5,7 +5,6 @@ Says for each node whether shards may be placed there and, if not, why not. Deci
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 
 from llmgw.core.amounts import GIB
@@ -14,12 +13,12 @@ from llmgw.model.facts import Facts, Gpu
 from llmgw.model.manifest import Expect
 from llmgw.model.record import Record
 from llmgw.model.report import NodeObservation, Reach, Report, ShardReport
+from llmgw.model.struct import Struct, field
 
 _CLASS_GIB = re.compile(r"-(\d+)g$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Silence:
+class Silence(Struct):
     """Of a node that does not answer. ``since`` None: this is the first time. ``over``: when its grace ends. ``brake``: why nothing
     is given up all the same. ``given_up``: what runs there is started elsewhere."""
 
@@ -29,8 +28,7 @@ class Silence:
     given_up: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
+class NodeView(Struct):
     """One node as this plan sees it. ``obstacle`` says why nothing may be placed there, empty: nothing stands
     in the way. ``presumed`` facts come from the record or the manifest, not from the node."""
 
@@ -66,8 +64,7 @@ class NodeView:
         return self.desired is not None and self.reach is Reach.NO_AGENT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenShard:
+class SeenShard(Struct):
     """``at``: when its agent told so, by the clock of that node, which all times in ``report`` are of."""
 
     node: str
@@ -75,8 +72,7 @@ class SeenShard:
     at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class Survey(Struct):
     """``shards`` by shard id; one reported by two nodes stands under the first and in ``doubles``."""
 
     nodes: Mapping[str, NodeView]

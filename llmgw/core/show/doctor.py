@@ -2,7 +2,6 @@
 those who have no key. Decides nothing."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from llmgw.core.adapter import OpenPath
 from llmgw.core.amounts import names
@@ -11,6 +10,7 @@ from llmgw.core.symptoms import symptoms
 from llmgw.model.checkup import Check, Checkup, fail, warn, well
 from llmgw.model.desired import DesiredNode
 from llmgw.model.report import NodeObservation, Reach
+from llmgw.model.struct import Struct, field
 from llmgw.wire.messages import Knocked
 
 SLOW = 2.0
@@ -21,8 +21,7 @@ NOT_THERE = 404
 NO_ANSWER = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Knock:
+class Knock(Struct):
     """One port of the node, asked by node ``by``. ``shard`` and ``engine`` where one is known to listen there; ``error``: why
     the other node could not be made to ask."""
 
@@ -34,8 +33,7 @@ class Knock:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Examined:
+class Examined(Struct):
     """``seconds`` it took to connect and greet; ``checkup`` is the node's own, None for the reason in ``silence``. ``versions``
     are the agents' of the whole fleet, by node, as far as they answer."""
 

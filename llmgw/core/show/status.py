@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from datetime import datetime
 
 from llmgw.core.amounts import at
@@ -20,13 +19,13 @@ from llmgw.model.desired import Desired
 from llmgw.model.plan import Gate
 from llmgw.model.record import Forgotten, ModelRecord, Record, ReplicaRecord
 from llmgw.model.report import Observed, Reach, ShardReport, ShardState
+from llmgw.model.struct import Struct, replace
 
 SHORT_UUID = 12  # characters: MIG- and as much as tells the instances of a node apart
 RUNNING_JOBS = frozenset({"queued", "running", "failed"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRow:
+class ModelRow(Struct):
     name: str
     served_name: str
     wanted: int
@@ -38,8 +37,7 @@ class ModelRow:
     placed: int = 0  # replicas of it that the record has, ready or not
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankRow:
+class RankRow(Struct):
     """One rank of a gang, the leader's first."""
 
     rank: int
@@ -48,8 +46,7 @@ class RankRow:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterRow:
+class AdapterRow(Struct):
     """A LoRA adapter of a replica. ``state`` is its agent's word, or ``not loaded`` for one that is listed beyond
     ``maxLoadedAdapters``."""
 
@@ -58,8 +55,7 @@ class AdapterRow:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaRow:
+class ReplicaRow(Struct):
     """``gpus`` as ``gpu01:0``, by the node's own numbering of this moment; a MIG instance as ``gpu01:MIG-1f0c9a2b``. ``computes_on`` is what its processes really
     use: the same form, or ``cpu``; empty when nobody has told."""
 
@@ -94,8 +90,7 @@ def _ended(report: ShardReport) -> tuple[str, ...]:
     return tuple(exit_.traceback.splitlines()) or exit_.last_lines
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRow:
+class NodeRow(Struct):
     name: str
     reach: str
     agent: str = ""
@@ -111,8 +106,7 @@ class NodeRow:
     leaving: bool = False  # Git does not name it any more
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRow:
+class JobRow(Struct):
     """``rate`` in bytes a second over the whole job so far; ``left`` in seconds."""
 
     node: str
@@ -127,8 +121,7 @@ class JobRow:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class Status(Struct):
     fleet: str
     serial: int
     commit: str

@@ -2,13 +2,13 @@
 of it. Values and their text; who looks for them is the controller."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from llmgw.model.struct import Struct
 
 SUBJECT_SHOWN = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(Struct):
     """Who asks for something: a document of a commit, and the newest commit that changed it or the profile it runs by."""
 
     where: str  # file:line:column, as it stands in ``at_commit``
@@ -20,8 +20,7 @@ class Asked:
     subject: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Did:
+class Did(Struct):
     """One pass, or one thing that happened by itself, that touched it."""
 
     serial: str
@@ -34,8 +33,7 @@ class Did:
     outcome: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Why:
+class Why(Struct):
     """Of one replica, model or node. ``asked`` is what it runs by, ``now`` what Git asks for at the commit applied last, where that
     is not the same."""
 
@@ -51,8 +49,7 @@ class Why:
     history: tuple[Did, ...] = ()  # newest first
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Struct):
     """``process`` is the one that was asked for, where it was one."""
 
     process: str = ""

@@ -1,8 +1,8 @@
 """A sum of memory as lines that a person can check, and what a token takes of it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from llmgw.model.struct import Struct
 from llmgw.model.weights import CacheGroup
 
 GIB = 1024**3
@@ -10,8 +10,7 @@ BLOCK = 16
 """Tokens of one page of vLLM's cache."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(Struct):
     """One addend: ``kv 4.0 (32,768 tokens)``."""
 
     name: str
@@ -23,8 +22,7 @@ class Line:
         return f"{self.name} {gib(self.size)}" + (f" ({self.note})" if self.note else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
+class Footprint(Struct):
     """What one rank takes of one GPU, or of its node's memory."""
 
     lines: tuple[Line, ...]
@@ -45,8 +43,7 @@ def gib(size: int) -> str:
     return f"{amount:.1f}" if amount >= 0.1 or not size else f"{amount:.2f}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class Split(Struct):
     """How a model is divided: each tensor into ``tensor`` parts, the layers into ``pipeline`` stages."""
 
     tensor: int = 1

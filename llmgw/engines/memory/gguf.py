@@ -6,7 +6,6 @@ well, that is a second copy on the GPU. Nothing is taken that is not needed, so 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 from llmgw.core.adapter import GpuKind, GpuNeed, Known, Placed
 from llmgw.engines.memory.footprint import GIB, Footprint, Line, Split, cache_bytes
@@ -16,6 +15,7 @@ from llmgw.engines.memory.options import count, flag, option
 from llmgw.model.desired import DesiredModel
 from llmgw.model.launch import Measure
 from llmgw.model.record import RankPlacement
+from llmgw.model.struct import Struct, replace
 from llmgw.model.weights import Measured, Weights
 
 MIB = 1024**2
@@ -58,8 +58,7 @@ MEASURE_HOST: Mapping[str, str] = {
 """The same where it computes on the CPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gguf:
+class Gguf(Struct, kw_only=False):
     """See :class:`llmgw.engines.memory.needs.Sums`."""
 
     def refuses(self, model: DesiredModel, weights: Weights) -> str:

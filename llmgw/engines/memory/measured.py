@@ -1,7 +1,6 @@
 """Measurements: for what one holds, and the numbers in what an engine said."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from llmgw.core.adapter import GpuKind, Known, Placed
 from llmgw.engines.lora import lora
@@ -11,6 +10,7 @@ from llmgw.model.desired import DesiredModel
 from llmgw.model.launch import Measure
 from llmgw.model.manifest import ProfileSpec
 from llmgw.model.record import RankPlacement
+from llmgw.model.struct import replace
 from llmgw.model.weights import Measured, Weights
 
 GIB = 1024**3

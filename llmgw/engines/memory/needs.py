@@ -5,7 +5,6 @@ Where the sum can't be made, what the engine itself has said as it ran there cou
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 from llmgw.core.adapter import GpuKind, GpuNeed, Known, Need
@@ -13,6 +12,7 @@ from llmgw.engines.checks import stated_need
 from llmgw.engines.memory.footprint import GIB, Footprint, gib
 from llmgw.engines.weights import weights_digest
 from llmgw.model.desired import DesiredModel
+from llmgw.model.struct import replace
 from llmgw.model.weights import Weights
 
 

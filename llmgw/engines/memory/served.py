@@ -6,7 +6,6 @@ replace the tables.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from llmgw.core.adapter import GpuKind, GpuNeed, Known, Placed
 from llmgw.engines.lora import lora
@@ -18,6 +17,7 @@ from llmgw.engines.memory.options import amount, count, flag, option
 from llmgw.model.desired import DesiredModel
 from llmgw.model.launch import Measure
 from llmgw.model.record import RankPlacement
+from llmgw.model.struct import Struct
 from llmgw.model.weights import Measured, Weights
 
 LOADED = 1.02
@@ -63,8 +63,7 @@ MEASURE: Mapping[str, str] = {
 """vLLM's own lines (gpu_model_runner.py, gpu_worker.py, kv_cache_utils.py)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+class Served(Struct, kw_only=False):
     """See :class:`llmgw.engines.memory.needs.Sums`."""
 
     def refuses(self, model: DesiredModel, weights: Weights) -> str:

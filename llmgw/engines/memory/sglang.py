@@ -5,7 +5,6 @@ Without a fraction it derives the static part from the GPU's size, by a table of
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from llmgw.core.adapter import GpuKind, GpuNeed, Known, Placed
@@ -19,6 +18,7 @@ from llmgw.model.desired import DesiredModel
 from llmgw.model.launch import Measure
 from llmgw.model.manifest import ProfileSpec
 from llmgw.model.record import RankPlacement
+from llmgw.model.struct import Struct, default_of, fields
 from llmgw.model.weights import Weights
 
 MIB = 1024**2
@@ -34,7 +34,7 @@ BATCHES: tuple[tuple[int, int, int, int], ...] = (
 LARGEST = (16384, 512, 512)
 LEAST_LARGE = 10 * 1024
 """MiB that are left free at least on GPUs over 60 GiB."""
-DEFAULT = ProfileSpec.__dataclass_fields__["gpu_memory_utilization"].default
+(DEFAULT,) = (default_of(one) for one in fields(ProfileSpec) if one.name == "gpu_memory_utilization")
 
 MEASURE: Mapping[str, str] = {
     "weights": r"Load weight end\..*mem usage=([0-9.]+) GB",
@@ -51,8 +51,7 @@ STATES = 4
 """States that are counted for one request: SGLang keeps more than the one it computes with, for others that begin alike."""
 
 
-@dataclass(frozen=True, slots=True)
-class StaticPart:
+class StaticPart(Struct, kw_only=False):
     """See :class:`llmgw.engines.memory.needs.Sums`."""
 
     def refuses(self, model: DesiredModel, weights: Weights) -> str:

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -25,6 +24,7 @@ from llmgw.agent.settings import Layout, layout
 from llmgw.agent.shards.checks import SystemChecks
 from llmgw.model.facts import Facts, Gid, Gpu, HcaPort
 from llmgw.model.manifest import PortRange
+from llmgw.model.struct import replace
 from llmgw.wire import codec
 from llmgw.wire.setup import AgentSettings
 from tests.agent.discovery import smi

@@ -1,12 +1,12 @@
 """The real binding of NVML over a fake library: what drivers tell, refuse, and do when they are in trouble."""
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from llmgw.model.facts import GpuProcess
+from llmgw.model.struct import replace
 from tests.agent.discovery import smi
 from tests.agent.discovery.nvml import HOST, Machine, build, h100
 

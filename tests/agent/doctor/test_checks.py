@@ -1,6 +1,5 @@
 """Each thing that may be wrong with a node is one line that says what to do."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from llmgw.model.checkup import Check, Level, lines, worst
 from llmgw.model.facts import Disk, Facts, Gpu, GpuProcess, HcaPort
 from llmgw.model.localpolicy import LocalPolicy
 from llmgw.model.report import AgentInfo, ByHand, JobReport, Report, ShardReport
+from llmgw.model.struct import replace
 from llmgw.wire.messages import PROTOCOL
 from llmgw.wire.setup import AgentSettings
 from tests.agent.agents import NOON

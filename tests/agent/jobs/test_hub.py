@@ -23,7 +23,7 @@ from llmgw.agent.jobs.tools import MARKER, Tool
 from llmgw.engines.weights import HUB_CLIENT
 from llmgw.model import ids
 from llmgw.model.launch import FetchSpec
-from llmgw.model.manifest import FromEnv, FromFile
+from llmgw.model.manifest import Secret
 from llmgw.model.problems import RetryError, StalledError
 from tests.agent.agents import DIGEST, fetch_spec
 from tests.agent.jobs.hub import COMMIT, REPO, Hub, serving
@@ -130,7 +130,7 @@ def pretend_tool(folder: Path) -> None:
 
 def test_a_token_opens_a_gated_repository_and_goes_to_the_hub_alone(tmp_path: Path) -> None:
     with serving(Hub(files=FILES, token=CANARY, refusal="GatedRepo")) as hub:
-        run(fetch(hub, tmp_path / "w", spec(token=FromEnv(from_env="MY_TOKEN")), token=CANARY))
+        run(fetch(hub, tmp_path / "w", spec(token=Secret(from_env="MY_TOKEN")), token=CANARY))
         assert hub.tokens == set()
         assert any(server == "store" for server, _, _ in hub.seen)
     assert contents(tmp_path / "w") == FILES
@@ -147,8 +147,8 @@ def test_a_token_of_the_nodes_environment_does_where_the_model_names_none(tmp_pa
     ("token", "given", "told"),
     [
         (None, None, "source.token: {fromEnv: HF_TOKEN}"),
-        (FromEnv(from_env="MY_TOKEN"), "hf_wrong", "the controller's variable MY_TOKEN"),
-        (FromFile(from_file="/etc/hf"), "hf_wrong", "the token in /etc/hf on the controller's machine"),
+        (Secret(from_env="MY_TOKEN"), "hf_wrong", "the controller's variable MY_TOKEN"),
+        (Secret(from_file="/etc/hf"), "hf_wrong", "the token in /etc/hf on the controller's machine"),
     ],
 )
 def test_a_refusal_names_the_secret_to_see_to_and_never_shows_it(

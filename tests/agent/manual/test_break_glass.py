@@ -5,7 +5,6 @@ import json
 import os
 import pwd
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from llmgw.agent.lock import only_agent
 from llmgw.agent.manual.commands import who
 from llmgw.model.desired import DesiredNode
 from llmgw.model.problems import AgentError
+from llmgw.model.struct import Struct
 from llmgw.wire.messages import POLICY
 from llmgw.wire.setup import Holder
 from tests.agent.agents import FLEET
@@ -25,8 +25,7 @@ from tests.agent.processes import Machine, engine_spec, free_port, on_machine
 SHARD = "chat-1f0c9a2b-0.1-r0"
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(Struct, kw_only=False):
     code: int | None
     out: str
     err: str

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +35,7 @@ from llmgw.model.launch import (
 )
 from llmgw.model.problems import StalledError
 from llmgw.model.report import JobReport, ShardReport
+from llmgw.model.struct import replace
 from llmgw.wire.messages import Command, DrainParams, ForgetParams, StartParams, StopParams
 from tests.sim.loop import LoopClock, VirtualLoop, run
 

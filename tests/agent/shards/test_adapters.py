@@ -1,7 +1,6 @@
 """LoRA adapters of a shard on a pretended node: loaded one by one, again after each start, and never at the engine's cost."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from llmgw.model.ids import JobId
 from llmgw.model.launch import HttpProbe, LaunchSpec, LoraAdapter, LoraCalls, LoraListing, LoraOrder
 from llmgw.model.problems import AgentError
 from llmgw.model.report import LoraReport
+from llmgw.model.struct import replace
 from llmgw.wire.messages import AdaptersParams
 from tests.agent.shards.rig import COMMAND, Rig, behaving, on_node, spec, start, until
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -11,6 +10,7 @@ from llmgw.agent.shards.keeper import Shards
 from llmgw.model.claims import Claims, GpuClaim
 from llmgw.model.ids import JobId
 from llmgw.model.launch import Process, RestartPolicy, WaitFor
+from llmgw.model.struct import replace
 from tests.agent.shards.rig import Rig, behaving, drain, forget, gpu, on_node, spec, start, stop, until
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from llmgw.agent.shards import proc, statusfiles
 from llmgw.agent.shards.statusfiles import Status
 from llmgw.model.ids import ReplicaId, ShardId
 from llmgw.model.launch import LaunchSpec
+from llmgw.model.struct import replace
 from tests.agent.shards.realnode import RealNode, lives, until
 from tests.agent.shards.rig import start, stop
 from tests.agent.shards.test_real_shards import Agent, engine

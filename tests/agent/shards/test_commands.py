@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -14,6 +13,7 @@ from llmgw.model.ids import JobId
 from llmgw.model.launch import Expect, Process, WaitFor
 from llmgw.model.problems import AgentError
 from llmgw.model.report import ShardReport
+from llmgw.model.struct import replace
 from llmgw.wire.messages import CONFLICT, INVALID_PARAMS, NO_SPACE, KeyParams, LogsParams
 from tests.agent.shards.rig import (
     COMMAND,

@@ -2,7 +2,6 @@
 engine that was seen."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 from llmgw.agent.sampling import Sampler
@@ -11,6 +10,7 @@ from llmgw.model.claims import Claims, GpuClaim
 from llmgw.model.facts import Facts, Gpu, GpuProcess
 from llmgw.model.launch import LaunchSpec
 from llmgw.model.report import ComputesOn
+from llmgw.model.struct import replace
 from tests.agent.shards.rig import GIB, Rig, gpu, on_node, spec, start, until
 
 CLAIMS = Claims(gpus=(GpuClaim(uuid="GPU-0"), GpuClaim(uuid="GPU-1")), ports=(18000,))

@@ -1,10 +1,9 @@
-from dataclasses import replace
-
 import pytest
 
 from llmgw.agent.shards import late
 from llmgw.model.claims import Claims, GpuClaim
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import replace
 from tests.agent.shards.rig import gpu, spec
 
 

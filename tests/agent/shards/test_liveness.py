@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import sys
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from llmgw.agent.fakes import Script
 from llmgw.agent.seams import JournalEvent, Order
 from llmgw.model.launch import HttpProbe, Probes, Process, RestartPolicy, ShardTimeouts
+from llmgw.model.struct import replace
 from tests.agent.shards.realnode import RealNode, free_port, until
 from tests.agent.shards.rig import Rig, behaving, on_node, spec, start, stop
 from tests.agent.shards.test_real_shards import Agent, engine

@@ -1,13 +1,13 @@
 """What an engine says of its memory is found by the order's own patterns, and nothing in them can do harm."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
 from llmgw.agent.shards.measuring import MAX_FOUND, MAX_VALUE, measured
 from llmgw.engines.memory.served import MEASURE
 from llmgw.model.launch import LaunchSpec, Measure
+from llmgw.model.struct import replace
 from llmgw.wire import codec
 from tests.agent.shards.realnode import RealNode
 from tests.agent.shards.rig import start, stop

@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from llmgw.clock import SystemClock
 from llmgw.model.facts import Gpu
 from llmgw.model.launch import Expect, HttpProbe, LaunchSpec, Metric, Probes, RestartPolicy, ShardTimeouts
 from llmgw.model.report import ShardReport
+from llmgw.model.struct import replace
 from llmgw.wire.messages import LogsParams
 from tests.agent.shards.realnode import RealNode, free_port, lives, until
 from tests.agent.shards.rig import JobsByHand, forget, spec, start, stop

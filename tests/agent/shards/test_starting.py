@@ -1,7 +1,6 @@
 """From an order to ready, and again after a failure: the real shards on a pretended node."""
 
 import asyncio
-from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 
@@ -9,6 +8,7 @@ import pytest
 
 from llmgw.model.ids import JobId
 from llmgw.model.launch import Process, ShardTimeouts, WaitFor
+from llmgw.model.struct import replace
 from tests.agent.shards.rig import (
     Rig,
     behaving,

@@ -1,7 +1,6 @@
 """Draining, stopping, and what may be left: the real shards on a pretended node."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -12,6 +11,7 @@ from llmgw.model.facts import GpuProcess
 from llmgw.model.ids import JobId
 from llmgw.model.launch import Process, RestartPolicy, WaitFor
 from llmgw.model.problems import AgentError
+from llmgw.model.struct import replace
 from llmgw.wire.messages import CONFLICT, NOT_FOUND
 from tests.agent.shards.rig import (
     GIB,

@@ -1,12 +1,12 @@
 """A ready shard computes one token when it is asked, with its own key, and is told to compute on what its processes hold."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
 from llmgw.model.claims import Claims, GpuClaim
 from llmgw.model.problems import AgentError
+from llmgw.model.struct import replace
 from llmgw.wire.messages import CONFLICT, NOT_FOUND, TokenParams
 from tests.agent.shards.rig import Rig, behaving, gpu, on_node, spec, start
 

@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
 from llmgw.model.ids import ShardId
 from llmgw.model.report import Report, ShardReport
+from llmgw.model.struct import replace
 from llmgw.wire.messages import Accepted, ReportParams, StartParams, StopParams
 from tests.agent.agents import command
 from tests.agent.processes import engine_spec, free_port

@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from llmgw.controller.nodes.link import StreamLink, open_link
 from llmgw.model.desired import DesiredNode
 from llmgw.model.manifest import Dirs, NodeSpec, PortRange, Ssh
 from llmgw.model.problems import Where
+from llmgw.model.struct import Struct
 
 FLEET = "fleet-1"
 WORK = "/var/lib/llmgw-agent"
@@ -89,8 +89,7 @@ def why_not() -> str:
     return "" if tried.returncode == 0 else "no namespaces here: not proved that a bare machine is set up"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BareHost:
+class BareHost(Struct):
     """``pid`` is its process 1, seen from here. ``root`` is where its files can be seen from here."""
 
     pid: int

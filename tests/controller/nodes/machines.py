@@ -3,11 +3,11 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from typing import Any
 
 from llmgw.controller.nodes.bootstrap.look import program
 from llmgw.controller.nodes.bootstrap.machine import Folder, Inside, Machine, Python
+from llmgw.model.struct import replace
 from llmgw.wire import codec
 
 WORK = "/var/lib/llmgw-agent"

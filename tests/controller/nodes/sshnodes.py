@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +10,7 @@ from llmgw.controller.nodes.ssh.login import Login, Surroundings, login_of
 from llmgw.model.desired import DesiredNode
 from llmgw.model.manifest import FromFile, NodeSpec, Ssh
 from llmgw.model.problems import Where
+from llmgw.model.struct import replace
 from tests.rig.host import Host
 from tests.rig.rig import Rig
 

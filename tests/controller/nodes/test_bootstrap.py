@@ -5,7 +5,7 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,9 @@ from llmgw.controller.nodes.bootstrap.install import Installed
 from llmgw.controller.nodes.bootstrap.programs import Place, call
 from llmgw.controller.nodes.bootstrap.shell import LocalEnded, LocalShell, Shell
 from llmgw.controller.nodes.bootstrap.target import target_of
-from llmgw.model.manifest import Dirs, FromEnv, Pip, PortRange
+from llmgw.model.manifest import Dirs, Pip, PortRange, Secret
 from llmgw.model.problems import LlmgwError, RetryError, StalledError
+from llmgw.model.struct import replace
 from tests.controller.nodes.bareagent import report, shard_when, start_engine, stop_engine
 from tests.controller.nodes.barehost import (
     FLEET,
@@ -495,9 +496,9 @@ def test_the_nodes_secrets_stand_in_its_settings_only(host: BareHost, made: Bund
 
     async def main() -> None:
         shell = Watched(host.shell)
-        with_secret = node(env={"HF_TOKEN": FromEnv(from_env="TOKEN")})
+        with_secret = node(env={"HF_TOKEN": Secret(from_env="TOKEN")})
         with pytest.raises(StalledError, match="NOWHERE"):
-            await tool.install(shell, node(env={"A": FromEnv(from_env="NOWHERE")}), fleet=FLEET)
+            await tool.install(shell, node(env={"A": Secret(from_env="NOWHERE")}), fleet=FLEET)
         assert [words[0] for words in shell.commands] == ["sh"], "nothing was begun"
         done = await tool.install(shell, with_secret, fleet=FLEET)
         assert "canary" not in repr((shell.commands, told, done))

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -15,6 +14,7 @@ from llmgw.controller.nodes.bootstrap.shell import LocalEnded, LocalShell
 from llmgw.controller.nodes.layout import forced_command, service_name, work_of
 from llmgw.model.manifest import Dirs, NodeSpec, Ssh
 from llmgw.model.problems import RetryError, StalledError
+from llmgw.model.struct import replace
 from tests.controller.nodes.machines import WORK, bare, machine
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)

@@ -5,7 +5,6 @@ import os
 import subprocess
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from llmgw.controller.nodes.ssh.transport import SshTransport
 from llmgw.model.manifest import FromFile
 from llmgw.model.problems import RetryError, StalledError
 from llmgw.model.report import Report
+from llmgw.model.struct import replace
 from llmgw.wire.messages import ReportParams
 from tests.controller.nodes.barehost import FLEET, WORK, bundles
 from tests.controller.nodes.sshnodes import inside, node_of

@@ -5,7 +5,6 @@ import fcntl
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -15,8 +14,9 @@ import llmgw
 from llmgw.controller.nodes.agentprocess import AgentProcess
 from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Facts, Gpu
-from llmgw.model.manifest import FromEnv, Local, NodeSpec, PortRange
+from llmgw.model.manifest import Local, NodeSpec, PortRange, Secret
 from llmgw.model.problems import NoAgentError, RetryError, StalledError
+from llmgw.model.struct import replace
 from llmgw.wire import codec
 from llmgw.wire.setup import SETTINGS, AgentSettings
 from tests.agent.agents import FLEET, until
@@ -266,7 +266,7 @@ def test_the_fleets_secret_is_not_in_the_agents_environment_and_the_nodes_own_is
     tmp_path: Path,
 ) -> None:
     async def main(machine: Machine) -> None:
-        node = machine.node(env={"HF_TOKEN": FromEnv(from_env="TOKEN"), "PLAIN": "x"})
+        node = machine.node(env={"HF_TOKEN": Secret(from_env="TOKEN"), "PLAIN": "x"})
         await machine.transport.bootstrap(node, fleet=FLEET)
         kept = codec.loads(AgentSettings, (machine.work(node) / "agent.json").read_bytes(), strict=True)
         assert kept.env == {"HF_TOKEN": "canary-1", "PLAIN": "x"}
@@ -285,7 +285,7 @@ def test_the_fleets_secret_is_not_in_the_agents_environment_and_the_nodes_own_is
 
 def test_a_secret_that_is_nowhere_is_named_and_nothing_is_begun(tmp_path: Path) -> None:
     async def main(machine: Machine) -> None:
-        node = machine.node(env={"HF_TOKEN": FromEnv(from_env="TOKEN")})
+        node = machine.node(env={"HF_TOKEN": Secret(from_env="TOKEN")})
         with pytest.raises(StalledError, match="TOKEN"):
             await machine.transport.bootstrap(node, fleet=FLEET)
         assert os.listdir(tmp_path) == []  # noqa: PTH208 - one look

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from llmgw.controller.nodes.ssh.transport import MAX_CONNECTIONS, SshTransport
 from llmgw.model.manifest import NodeSpec
 from llmgw.model.problems import NoAgentError, RetryError, StalledError, UnknownOutcomeError
 from llmgw.model.report import Report
+from llmgw.model.struct import replace
 from llmgw.wire.messages import ReportParams
 from tests.controller.nodes.sshnodes import inside, node_of
 from tests.rig.host import wait_for

@@ -4,7 +4,6 @@ transport seam, the real planner and the memory record store."""
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
@@ -45,6 +44,7 @@ from llmgw.model.manifest import (
 )
 from llmgw.model.problems import AgentError, StalledError, Where
 from llmgw.model.report import AgentInfo, Exit, JournalEntry, Report, ShardReport
+from llmgw.model.struct import Struct, replace
 from llmgw.wire import codec
 from llmgw.wire.messages import (
     CONFLICT,
@@ -71,8 +71,7 @@ FLEET = FleetId("fleet-1")
 # ---- manifests -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class Model(Struct):
     name: str = "chat"
     replicas: int = 1
     args: tuple[str, ...] = ()
@@ -251,7 +250,7 @@ class PretendAgent:
             )
         if method == "report":
             return self._report(codec.from_json(ReportParams, params, strict=True))
-        kinds = {
+        kinds: dict[str, type[Any]] = {
             "start": StartParams,
             "stop": StopParams,
             "drain": DrainParams,

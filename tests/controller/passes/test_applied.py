@@ -1,13 +1,13 @@
 """What those go by who only look: what was applied, reached by the way that is written now."""
 
 import asyncio
-from dataclasses import replace
 
 from llmgw.controller.passes.prepare import applied
 from llmgw.model.desired import Desired
 from llmgw.model.ids import Commit
 from llmgw.model.manifest import FromFile, Ssh
 from llmgw.model.problems import InvalidError, Problem
+from llmgw.model.struct import replace
 from tests.controller.passes.pretend import Branch, Model, World
 
 

@@ -1,11 +1,10 @@
 """Which of several controllers brings its build of the agent to the nodes."""
 
-from dataclasses import replace
-
 from llmgw.controller.passes.builds import KEPT, bringing, leads
 from llmgw.model.ids import FleetId
 from llmgw.model.plan import Plan, StepKind
 from llmgw.model.record import Build, Record
+from llmgw.model.struct import replace
 from tests.controller.passes.doubles import plan_of, start
 
 ANN, BEN = "of-ann", "of-ben"

@@ -1,6 +1,5 @@
 """What a node has stored is needed by whoever may still start with it, and removed only when nobody may."""
 
-from dataclasses import replace
 from typing import Any
 
 from llmgw.controller.passes.collecting import Sorting, sort
@@ -9,6 +8,7 @@ from llmgw.model.launch import FetchSpec
 from llmgw.model.manifest import Source
 from llmgw.model.record import Record
 from llmgw.model.report import Stored
+from llmgw.model.struct import replace
 from tests.core.builders import ADAPTERS, NodeState, desired, facts, model, node
 from tests.core.fleets import Fleet, fleet
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -19,6 +18,7 @@ from llmgw.model.facts import Facts
 from llmgw.model.ids import Commit
 from llmgw.model.plan import Plan
 from llmgw.model.record import Record
+from llmgw.model.struct import replace
 from llmgw.wire.messages import HelloResult
 from tests.controller.passes.pretend import Model, World
 

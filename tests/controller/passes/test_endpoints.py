@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from llmgw.controller.secrets import replica_key
 from llmgw.model.ids import FleetId, ReplicaId
 from llmgw.model.problems import StalledError
 from llmgw.model.record import Endpoint, EndpointAdapter, ModelRecord, Record
+from llmgw.model.struct import replace
 
 SECRET = b"a secret that is long enough for any purpose"
 KEYS = Keyring(secrets={"abcd1234": SECRET})

@@ -1,11 +1,10 @@
 """A saved plan is carried out once and to its own end: what it could not know is left to the next."""
 
-from dataclasses import replace
-
 from llmgw.controller.passes.settle import ends_early
 from llmgw.model.ids import JobId
 from llmgw.model.launch import FetchSpec
 from llmgw.model.plan import Step, StepKind
+from llmgw.model.struct import replace
 from tests.controller.passes.doubles import install, plan_of, start, step
 
 

@@ -1,7 +1,6 @@
 """Engines are asked node by node, none hides another, and each answer counts for the models that need it."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from llmgw.model.launch import LaunchSpec
 from llmgw.model.manifest import Engine, FleetSpec, ModelSpec, Pip, PlacementRules, ProfileSpec, Source
 from llmgw.model.problems import AgentError, RetryError, StalledError
 from llmgw.model.report import ComputesOn, NodeObservation, Observed, Reach, Report, ShardReport
+from llmgw.model.struct import replace
 from llmgw.wire.messages import METHOD_NOT_FOUND, Helped, HelpParams, Tokened
 from tests.controller.passes.doubles import Script, ScriptedTransport, node, report, transports
 from tests.controller.passes.pretend import World

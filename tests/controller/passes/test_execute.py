@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -22,7 +21,7 @@ from llmgw.controller.passes.progress import Silent
 from llmgw.model.desired import DesiredNode
 from llmgw.model.ids import JobId
 from llmgw.model.launch import FetchSpec
-from llmgw.model.manifest import FromEnv
+from llmgw.model.manifest import Secret
 from llmgw.model.plan import Plan, Step, StepKind, StepOutcome, StepResult
 from llmgw.model.problems import (
     AgentError,
@@ -33,6 +32,7 @@ from llmgw.model.problems import (
 )
 from llmgw.model.record import Outcome
 from llmgw.model.report import JobReport
+from llmgw.model.struct import replace
 from llmgw.wire.messages import BUSY, FENCED, MISMATCH, Accepted, FetchParams, StartParams
 from tests.controller.passes.doubles import (
     FENCE,
@@ -110,7 +110,7 @@ def test_the_command_id_is_serial_and_step_and_carries_fence_and_secrets() -> No
 
 def test_a_fetch_carries_the_token_of_its_source_beside_its_spec() -> None:
     spec = FetchSpec(
-        job=JobId("fetch-1"), digest="1" * 64, description="a/b", token=FromEnv(from_env="MY_TOKEN")
+        job=JobId("fetch-1"), digest="1" * 64, description="a/b", token=Secret(from_env="MY_TOKEN")
     )
     gpu01 = Script("gpu01")
     fetching = replace(step("f", StepKind.FETCH), fetch=spec)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +11,7 @@ from llmgw.controller.passes.values import PassRequest
 from llmgw.controller.passes.work import Work, pass_record
 from llmgw.model.plan import Gate
 from llmgw.model.record import Outcome
+from llmgw.model.struct import replace
 from tests.controller.passes.pretend import World
 
 

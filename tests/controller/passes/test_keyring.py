@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from llmgw.controller.secrets import replica_key
 from llmgw.model.ids import FleetId, ReplicaId, key_id
 from llmgw.model.problems import StalledError
 from llmgw.model.record import Forgotten, Record
+from llmgw.model.struct import replace
 from tests.controller.passes.pretend import SECRET, START, Model, World
 
 OLD = key_id(SECRET)

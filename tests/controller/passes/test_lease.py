@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from llmgw.model.ids import Commit
 from llmgw.model.plan import Plan
 from llmgw.model.problems import HeldError, RetryError
 from llmgw.model.record import LEASE, Outcome, PassRecord, Record
+from llmgw.model.struct import replace
 from tests.controller.passes.doubles import plan_of, start
 from tests.controller.passes.pretend import FLEET, START, World
 from tests.sim.loop import VirtualLoop

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from random import Random
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ from llmgw.controller.serving.streams import Streams
 from llmgw.model.desired import DesiredNode
 from llmgw.model.manifest import Local
 from llmgw.model.problems import RetryError
+from llmgw.model.struct import replace
 from tests.controller.passes.doubles import Script, ScriptedLink, ScriptedTransport, node, transports
 
 T = TypeVar("T")

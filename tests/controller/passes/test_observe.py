@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -17,6 +16,7 @@ from llmgw.model.ids import FleetId
 from llmgw.model.problems import RetryError, StalledError, UnknownOutcomeError
 from llmgw.model.record import NodeRecord, Record
 from llmgw.model.report import NodeObservation, Observed, Reach
+from llmgw.model.struct import replace
 from tests.controller.passes.doubles import (
     FLEET,
     NOW,

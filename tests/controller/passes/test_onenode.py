@@ -1,7 +1,6 @@
 """Passes about one node that a person asks for, over pretended agents: by the same record as an apply, and nothing else changed."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from llmgw.model.manifest import PlacementRules
 from llmgw.model.plan import StepKind, StepOutcome
 from llmgw.model.problems import StalledError
 from llmgw.model.record import Outcome, Record
+from llmgw.model.struct import replace
 from tests.controller.passes.pretend import Model, World
 
 TWO = ("gpu01", "gpu02")

@@ -1,7 +1,6 @@
 """The commands are out and the outcome can't be recorded: it is tried for a while, and then the next pass finds it out."""
 
 from collections.abc import Coroutine
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from llmgw.model.ids import Commit
 from llmgw.model.plan import Plan, StepOutcome, StepResult
 from llmgw.model.problems import HeldError, LlmgwError, RetryError, StalledError
 from llmgw.model.record import Outcome, Record
+from llmgw.model.struct import replace
 from tests.controller.passes.pretend import World
 from tests.sim.loop import VirtualLoop
 from tests.sim.loop import run as run_virtual

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 from llmgw.controller.passes.prepare import Prepared, Wish, prepare
 from llmgw.controller.repo.records import MemoryRecordStore, Stored
 from llmgw.model.ids import Fence
 from llmgw.model.plan import Plan
+from llmgw.model.struct import replace
 from tests.controller.passes.pretend import Model, World
 
 

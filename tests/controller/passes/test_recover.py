@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from llmgw.model.ids import FleetId
 from llmgw.model.problems import StalledError
 from llmgw.model.record import Outcome, Record
 from llmgw.model.report import Reach
+from llmgw.model.struct import replace
 from tests.controller.passes.pretend import Model, World
 from tests.core.builders import FLEET, KEY, NOW, NodeState, desired, facts, model, node, profile
 from tests.core.fleets import fleet

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +17,7 @@ from llmgw.controller.passes.verdict import verdict
 from llmgw.model.plan import Plan, Step, StepKind, StepResult
 from llmgw.model.problems import AgentError, HeldError, StalledError
 from llmgw.model.record import Outcome
+from llmgw.model.struct import replace
 from llmgw.wire.messages import NO_SPACE, WatchEvent
 from tests.controller.passes.pretend import Model, PretendAgent, World
 from tests.sim.loop import VirtualLoop

@@ -1,6 +1,5 @@
 """What the state branch tells: sentences for people, bounded, with trailers that machines can read."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 from llmgw.controller.passes.difference import sentences, weighty
@@ -17,6 +16,7 @@ from llmgw.model.ids import Commit
 from llmgw.model.plan import Plan, Step, StepKind, StepOutcome, StepResult
 from llmgw.model.record import NodeRecord, Outcome, PassRecord, Record
 from llmgw.model.report import JournalEntry, NodeObservation, Observed, Reach
+from llmgw.model.struct import replace
 from tests.controller.passes.doubles import FLEET, NOW, install, plan_of, report, start, step
 
 PASS = PassRecord(

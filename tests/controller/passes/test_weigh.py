@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from llmgw.controller.fleet import Fleet
@@ -18,6 +17,7 @@ from llmgw.model.manifest import Engine, FleetSpec, Gpus, ModelSpec, PlacementRu
 from llmgw.model.problems import AgentError, RetryError
 from llmgw.model.record import Held, ModelRecord, Record, ReplicaSpec
 from llmgw.model.report import NodeObservation, Observed, Reach
+from llmgw.model.struct import replace
 from llmgw.model.weights import Inspection, Weights
 from llmgw.wire.messages import METHOD_NOT_FOUND, Inspected
 from tests.controller.passes.doubles import FLEET, NOW, Script, ScriptedTransport, node, transports

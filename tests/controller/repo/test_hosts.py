@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from llmgw.controller.repo.state_branch import GitRecordStore
 from llmgw.model.ids import FleetId
 from llmgw.model.problems import RetryError, StalledError
 from llmgw.model.record import Record
+from llmgw.model.struct import replace
 from llmgw.redaction import Redactor
 from tests.e2e.githosts import HttpsHost, SshHost, git
 from tests.e2e.githosts import https_host as serve_https

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -10,6 +9,7 @@ from llmgw.controller.repo import layout
 from llmgw.controller.repo.layout import Kept, LayoutError
 from llmgw.model.ids import FleetId
 from llmgw.model.record import Record, ReplicaRecord
+from llmgw.model.struct import replace
 from tests.controller.test_record_stores import replica
 
 
@@ -91,14 +91,14 @@ def test_text_that_looks_like_a_spec_is_text() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "field"),
     [
-        ('"servedName": "chat"', '"servedName": 7', "ReplicaRecord.spec.served_name"),
-        ('"ordinal": 0', '"ordinal": "0"', "ReplicaRecord.ordinal"),
-        ('"phase": "starting"', '"phase": "dancing"', "ReplicaRecord.phase"),
+        ('"servedName": "chat"', '"servedName": 7', "spec.servedName"),
+        ('"ordinal": 0', '"ordinal": "0"', "ordinal"),
+        ('"phase": "starting"', '"phase": "dancing"', "phase"),
     ],
 )
 def test_a_wrong_value_is_told_by_its_field(before: str, after: str, field: str) -> None:
     files = rewritten(written(record(replica("chat", 0))), lambda text: text.replace(before, after, 1))
-    with pytest.raises(LayoutError, match=rf"not a valid ReplicaRecord: .* @ {field}"):
+    with pytest.raises(LayoutError, match=rf"not a valid ReplicaRecord: .* at `\$\.{field}`"):
         read(files)
 
 
@@ -110,4 +110,7 @@ def test_what_is_no_json_is_told_by_its_line_in_the_whole_file(place: str) -> No
         json.loads(files[path])
     with pytest.raises(LayoutError) as wrong:
         read(files)
-    assert (wrong.value.file, wrong.value.what) == (path, f"it is not JSON: {told.value}")
+    assert (wrong.value.file, wrong.value.what) == (
+        path,
+        f"it is not JSON: {told.value}",
+    )

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from llmgw.controller.repo.state_branch import GitRecordStore, LostRecordError
 from llmgw.model.ids import Commit, FleetId
 from llmgw.model.problems import RetryError, StalledError
 from llmgw.model.record import ModelRecord, NodeRecord, Record
+from llmgw.model.struct import replace
 
 Make = Callable[..., Any]
 STATE = "llmgw/state"

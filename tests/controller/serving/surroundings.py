@@ -16,7 +16,7 @@ from llmgw.controller.serving.webhooks import Watched
 from llmgw.core.show.status import JobRow, ModelRow, NodeRow, RankRow, ReplicaRow, Status
 from llmgw.model.alerts import Alert, AlertKind, Severity, alert_id
 from llmgw.model.ids import Commit, ReplicaId
-from llmgw.model.manifest import FromEnv
+from llmgw.model.manifest import Secret
 from llmgw.model.record import Endpoint
 from llmgw.redaction import Redactor
 
@@ -133,7 +133,7 @@ def snapshot(**changes: Any) -> Snapshot:
 
 def webhook(provider: Any = "github", **changes: Any) -> Webhook:
     return Webhook(
-        **{"name": "forge", "provider": provider, "secrets": (FromEnv(from_env="HOOK"),), **changes}
+        **{"name": "forge", "provider": provider, "secrets": (Secret(from_env="HOOK"),), **changes}
     )
 
 

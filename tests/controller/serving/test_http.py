@@ -22,10 +22,11 @@ from llmgw.controller.passes.endpoints import prometheus_sd
 from llmgw.controller.serving.configuration import Serving, Tls
 from llmgw.controller.serving.http import Surroundings, http_server
 from llmgw.controller.serving.listening import Certificate, Limits, address, is_local
-from llmgw.controller.serving.webhooks import MAX_BODY
+from llmgw.controller.serving.webhooks import MAX_BODY, Watched
 from llmgw.manifests import schema
-from llmgw.model.manifest import FromEnv, FromFile
+from llmgw.model.manifest import Secret
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import replace
 from tests.controller.serving.deliveries import Delivery, push, signed
 from tests.controller.serving.surroundings import (
     ENDPOINTS,
@@ -143,7 +144,7 @@ def test_readers_need_the_access_token_where_there_is_one(tmp_path: Path) -> Non
         file = tmp_path / "token"
         file.write_text(f"{TOKEN}\n")
         around = surroundings(
-            serving=Serving(webhooks=(webhook(),), access_token=FromFile(from_file=str(file)))
+            serving=Serving(webhooks=(webhook(),), access_token=Secret(from_file=str(file)))
         )
         async with served(around) as client:
             for path in ("/status", "/metrics", "/sd", "/readyz"):
@@ -266,8 +267,7 @@ def test_a_sender_that_asks_first_is_told_to_go_on_and_a_greedy_one_is_not() -> 
 def test_while_nobody_named_a_branch_the_one_that_is_seen_counts() -> None:
     async def test() -> None:
         around = surroundings(known=snapshot(ref="trunk"))
-        around = Surroundings(**{**{name: getattr(around, name) for name in around.__slots__},
-                                 "watched": type(around.watched)(repository="ann/fleet")})  # fmt: skip
+        around = replace(around, watched=Watched(repository="ann/fleet"))
         async with served(around) as client:
             assert (await deliver(client, push("github", ref="refs/heads/main"))).status_code == 200
             assert (await deliver(client, push("github", ref="refs/heads/trunk"))).status_code == 202
@@ -308,7 +308,7 @@ def test_a_secret_that_is_replaced_in_its_file_counts_without_a_restart(tmp_path
     async def test() -> None:
         file = tmp_path / "secret"
         file.write_text("the secret of until now\n")
-        hook = webhook(secrets=(FromFile(from_file=str(file)),))
+        hook = webhook(secrets=(Secret(from_file=str(file)),))
         async with served(surroundings(serving=Serving(webhooks=(hook,)))) as client:
             assert (
                 await deliver(client, push("github", secret=b"the secret of until now"))
@@ -391,7 +391,7 @@ def test_a_secret_that_is_gone_lets_strangers_write_one_line_a_minute(
 ) -> None:
     secret = tmp_path / "secret"
     secret.write_text(SECRET_TEXT)
-    reference = FromFile(from_file=str(secret))
+    reference = Secret(from_file=str(secret))
 
     async def test() -> None:
         serving = Serving(webhooks=(webhook(secrets=(reference,)),), access_token=reference)
@@ -695,7 +695,7 @@ def test_it_leaves_signals_alone_and_ends_with_its_answers_given() -> None:
 
 def test_an_access_token_in_the_environment_is_checked_when_it_begins() -> None:
     async def test() -> None:
-        serving = Serving(access_token=FromEnv(from_env="NOPE"))
+        serving = Serving(access_token=Secret(from_env="NOPE"))
         with pytest.raises(StalledError, match="fromEnv: NOPE"):
             async with served(surroundings(serving=serving)):
                 pass

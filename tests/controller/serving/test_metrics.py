@@ -1,7 +1,6 @@
 """Numbers for Prometheus: what a scrape says, and that nobody else can make it long."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 from prometheus_client.exposition import choose_encoder
@@ -13,6 +12,7 @@ from llmgw.controller.serving.metrics import MOST, Counts, Page
 from llmgw.controller.serving.snapshot import Snapshot
 from llmgw.core.show.status import ModelRow, NodeRow
 from llmgw.model.ids import Commit
+from llmgw.model.struct import replace
 from tests.controller.serving.surroundings import COMMIT, NOW, STATUS, snapshot
 
 

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -23,8 +22,9 @@ from llmgw.controller.serving.snapshot import CommitRefused, HeadMoved, PassBega
 from llmgw.controller.serving.troubles import Telling, Told, Trouble, lasting, of_alert, of_pass
 from llmgw.model.alerts import Severity
 from llmgw.model.ids import Commit
-from llmgw.model.manifest import Duration, FromEnv, FromFile
+from llmgw.model.manifest import Duration, Secret
 from llmgw.model.problems import InvalidError, StalledError
+from llmgw.model.struct import replace
 from llmgw.redaction import Redactor
 from tests.controller.serving.hearers import DEADLINE, HANGS, Heard, Hearer, hearer
 from tests.controller.serving.surroundings import COMMIT, NOW, STATUS, last_pass, snapshot
@@ -67,7 +67,7 @@ def sender(folder: Path, environ: Mapping[str, str], **changes: Any) -> Sender:
 def status_at(hears: Hearer, provider: Any = "github", **changes: Any) -> Notices:
     fields: dict[str, Any] = {
         "provider": provider,
-        "token": FromEnv(from_env="FORGE"),
+        "token": Secret(from_env="FORGE"),
         "api": hears.url,
         "target_url": "https://llmgw.example/status",
     }
@@ -254,7 +254,7 @@ def test_gitlab_is_not_told_a_state_twice_it_refuses_that(tmp_path: Path) -> Non
 
 def test_what_is_not_configured_enough_is_told_when_it_begins(tmp_path: Path) -> None:
     async def test() -> None:
-        status = CommitStatus(provider="gitea", token=FromEnv(from_env="FORGE"))
+        status = CommitStatus(provider="gitea", token=Secret(from_env="FORGE"))
         with pytest.raises(InvalidError) as caught:
             async with telling(Notices(commit_status=status), sender(tmp_path, {}, repository="")):
                 pass
@@ -262,11 +262,11 @@ def test_what_is_not_configured_enough_is_told_when_it_begins(tmp_path: Path) ->
             "notices.commitStatus lacks api, and nothing else says it: write `api:`",
             "notices.commitStatus lacks repository, and nothing else says it: write `repository:`",
         ]
-        missing = Notices(webhooks=(Post(name="chat", url=FromFile(from_file="/nowhere/at/all")),))
+        missing = Notices(webhooks=(Post(name="chat", url=Secret(from_file="/nowhere/at/all")),))
         with pytest.raises(StalledError, match="/nowhere/at/all"):
             async with telling(missing, sender(tmp_path, {})):
                 pass
-        no_address = Notices(webhooks=(Post(name="chat", url=FromEnv(from_env="CHAT")),))
+        no_address = Notices(webhooks=(Post(name="chat", url=Secret(from_env="CHAT")),))
         with pytest.raises(StalledError, match="fromEnv: CHAT holds is no address") as refused:
             async with telling(no_address, sender(tmp_path, {"CHAT": "c4n4ry-not-an-address"})):
                 pass
@@ -278,12 +278,12 @@ def test_what_is_not_configured_enough_is_told_when_it_begins(tmp_path: Path) ->
 # ---- troubles ----------------------------------------------------------------------------------------
 
 
-CHAT = Post(name="chat", url=FromEnv(from_env="CHAT"))
+CHAT = Post(name="chat", url=Secret(from_env="CHAT"))
 
 
 def test_a_trouble_is_told_when_it_comes_and_when_it_goes(tmp_path: Path) -> None:
     async def test() -> None:
-        post = replace(CHAT, token=FromEnv(from_env="FORGE"))
+        post = replace(CHAT, token=Secret(from_env="FORGE"))
         async with hearer() as hears, at_work(tmp_path, hears, Notices(webhooks=(post,))) as (teller, made):
             teller.told(ended())
             made.snapshots.change(status=STATUS)
@@ -380,7 +380,7 @@ def test_a_restart_tells_nothing_twice_and_forgets_no_end(tmp_path: Path) -> Non
 
 def test_a_chat_gets_one_text_in_which_nothing_is_a_link_or_a_call(tmp_path: Path) -> None:
     async def test() -> None:
-        post = replace(CHAT, format="slack", token=FromEnv(from_env="FORGE"), every=Duration(60))
+        post = replace(CHAT, format="slack", token=Secret(from_env="FORGE"), every=Duration(60))
         async with hearer() as hears, at_work(tmp_path, hears, Notices(webhooks=(post,))) as (teller, made):
             nasty = replace(ALERT, text="<!channel> @here <https://evil|x> & more")
             made.snapshots.change(status=replace(STATUS, alerts=(nasty,)))
@@ -500,7 +500,7 @@ def test_a_secret_that_vanishes_meanwhile_costs_one_notice_and_no_more(tmp_path:
         file = tmp_path / "url"
         async with hearer() as hears:
             file.write_text(f"{hears.url}/first")
-            post = replace(CHAT, url=FromFile(from_file=str(file)))
+            post = replace(CHAT, url=Secret(from_file=str(file)))
             async with at_work(tmp_path, hears, Notices(webhooks=(post,)), counted=counts.notice) as (
                 teller,
                 made,

@@ -1,11 +1,11 @@
 """Machines with InfiniBand or RoCE, for tests of the networks between nodes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from llmgw.model.desired import DesiredNode
 from llmgw.model.facts import Gid, HcaPort, Interface
 from llmgw.model.manifest import Fabric, Value
+from llmgw.model.struct import replace
 from tests.core.builders import NodeState, address_of, facts, node
 
 V2 = "RoCE v2"

@@ -1,7 +1,6 @@
 """What the ranks of a gang are told of the network between their nodes, where it is placed for it, and what is refused."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +11,10 @@ from llmgw.engines.registry import ADAPTERS
 from llmgw.model.desired import DesiredModel, DesiredNode
 from llmgw.model.facts import Gid, HcaPort, Interface
 from llmgw.model.launch import LaunchSpec
-from llmgw.model.manifest import Expect, Fabric, FromEnv, NodeSpec, ProfileSpec, Value
+from llmgw.model.manifest import Expect, Fabric, NodeSpec, ProfileSpec, Secret, Value
 from llmgw.model.plan import Action, Change, Plan, StepKind
 from llmgw.model.report import Observed, Reach
+from llmgw.model.struct import replace
 from tests.core.builders import NOW, NodeState, desired, empty_record, model, node, observed, profile
 from tests.core.fabric.nodes import V2, infiniband, labelled, machine, mapped, roce
 from tests.core.fleets import OPTIONS
@@ -252,7 +252,7 @@ def test_what_people_write_wins_and_the_plan_shows_over_what() -> None:
 
 
 def test_what_llmgw_keeps_to_itself_is_shown_to_have_lost() -> None:
-    nodes, states = ib_pair(env={"CUDA_VISIBLE_DEVICES": "0", "TOKEN": FromEnv(from_env="X")})
+    nodes, states = ib_pair(env={"CUDA_VISIBLE_DEVICES": "0", "TOKEN": Secret(from_env="X")})
     made = planned(nodes, states, model("chat", pair(), env={"TOKEN": "a$b"}))
     text = render.plan_text(made, show_commands=True)
     assert "# CUDA_VISIBLE_DEVICES: engine, llmgw decides about it itself; over node gpu11: 0" in text

@@ -1,7 +1,6 @@
 """What is refused before anything starts, and what makes a plan stale: labels, ports, classes of GPUs, lost fabrics."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
@@ -18,6 +17,7 @@ from llmgw.model.facts import Facts, Gpu
 from llmgw.model.manifest import Fabric, Parallel, PortRange
 from llmgw.model.plan import Decision
 from llmgw.model.problems import InvalidError
+from llmgw.model.struct import replace
 from tests.core.builders import (
     COMMIT,
     KEY,

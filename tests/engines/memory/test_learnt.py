@@ -1,7 +1,6 @@
 """Where a sum can't be made, the engine's own words of one run stand for it."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from llmgw.engines.memory.sglang import StaticPart
 from llmgw.engines.weights import weights_digest
 from llmgw.model.launch import Measure
 from llmgw.model.manifest import Engine, Gpus, Parallel, ProfileSpec, Size, Source
+from llmgw.model.struct import replace
 from llmgw.model.weights import Measured, Weights
 from tests.controller.passes.doubles import launch
 from tests.engines.cases import CPU, LLAMA, model, profile

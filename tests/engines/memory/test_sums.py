@@ -1,6 +1,5 @@
 """The sum for each engine: by the tables, by what was measured, and what it refuses."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from llmgw.engines.memory.needs import need
 from llmgw.engines.memory.served import Served
 from llmgw.model.desired import DesiredModel
 from llmgw.model.manifest import Adapter, Engine, Gpus, Parallel, ProfileSpec, Size, Source
+from llmgw.model.struct import replace
 from llmgw.model.weights import Inspection, Measured, Weights
 from llmgw.wire import gguf
 from tests.engines.cases import CPU, LLAMA, model, profile

@@ -22,7 +22,7 @@ FILES: Final = (
     "core/lifecycle.py",
     "core/symptoms.py",
 )
-PACKAGES: Final = ("cattrs", "httpx", "nvidia-ml-py", "psutil", "ruamel.yaml", "sniffio")
+PACKAGES: Final = ("httpx", "msgspec", "nvidia-ml-py", "psutil", "ruamel.yaml", "sniffio")
 LENGTH: Final = 12
 
 

@@ -1,11 +1,11 @@
 """What must be so before anything is changed on a machine: pure, everything at once, each with what to do about it."""
 
-from dataclasses import dataclass
 from typing import Final
 
 from llmgw.controller.nodes.bootstrap.machine import Folder, Inside, Machine
 from llmgw.model.manifest import NodeSpec
 from llmgw.model.problems import Problem, StalledError
+from llmgw.model.struct import Struct
 
 NEEDED: Final = 256 * 1024 * 1024
 """Bytes below the work directory: two bundles of some 15 MB, the agent's journal and log, and room to breathe."""
@@ -24,8 +24,7 @@ FAMILIES: Final = {
 """For each family: what brings a Python that will do, and what brings a Debian's missing ``venv``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(Struct):
     """What is wanted of the machine, as far as checks go. ``formerly``: what the node was called before."""
 
     node: str

@@ -9,7 +9,6 @@ import json
 import posixpath
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 from llmgw import __version__
@@ -27,6 +26,7 @@ from llmgw.controller.nodes.bootstrap.target import target_of
 from llmgw.model.desired import DesiredNode
 from llmgw.model.manifest import NodeSpec
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct, field, replace
 from llmgw.wire import codec
 from llmgw.wire.messages import HelloResult
 from llmgw.wire.setup import PRETENDED, SETTINGS, AgentSettings
@@ -35,8 +35,7 @@ UP_WITHIN: Final = 60.0
 """Seconds for a started agent to listen: Python's start and the adoption of what runs, on a machine that is busy."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Installed:
+class Installed(Struct):
     """What a bootstrap has come to. ``notes`` are for a person: what is not as one would wish it."""
 
     changed: bool
@@ -44,8 +43,7 @@ class Installed:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class Setup(Struct):
     """What the machine should have in the end, settled before anything is changed."""
 
     node: str
@@ -68,8 +66,7 @@ class Setup:
         return self.settings.digest(self.pretended)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bootstrap:
+class Bootstrap(Struct):
     """``environ`` is where the node's ``fromEnv`` values come from; ``told`` hears what is being done."""
 
     bundles: Bundles

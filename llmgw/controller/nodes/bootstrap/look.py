@@ -1,7 +1,6 @@
 """One look at a machine, read only, in one command: what its shell tells, then what its newest usable Python tells."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
@@ -10,6 +9,7 @@ from llmgw.controller.nodes.bootstrap.machine import Inside, Machine
 from llmgw.controller.nodes.bootstrap.programs import RUNTIME, answered, said
 from llmgw.controller.nodes.bootstrap.shell import Ended, Shell
 from llmgw.model.problems import RetryError, StalledError
+from llmgw.model.struct import Struct, replace
 from llmgw.wire import codec
 
 OLDEST: Final = (3, 10)
@@ -57,8 +57,7 @@ exec "$found" -I -S - "$@"
 """Absolute places first: what ``python3`` means on a PATH may be a shim that takes a second to start."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(Struct):
     """What to look for. ``python``: the one that the manifest names. ``folders`` beside the work directory."""
 
     node: str

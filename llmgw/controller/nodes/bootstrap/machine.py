@@ -1,10 +1,9 @@
 """What one look at a machine has found: values."""
 
-from dataclasses import dataclass
+from llmgw.model.struct import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Python:
+class Python(Struct):
     """An interpreter of the machine. ``open``: users without rights may run it. ``lacks``: modules that the agent needs."""
 
     version: tuple[int, ...]
@@ -16,8 +15,7 @@ class Python:
     makes_environments: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Folder:
+class Folder(Struct):
     """A directory that is wanted: what is true of it, or of the nearest one above it that exists. ``free`` in bytes."""
 
     path: str
@@ -29,8 +27,7 @@ class Folder:
     no_exec: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class Owner(Struct):
     """Whose agent is set up there. ``digest`` of its settings file."""
 
     node: str
@@ -38,8 +35,7 @@ class Owner:
     digest: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningAgent:
+class RunningAgent(Struct):
     """The agent that has the work directory's lock, and the digest of the bundle that it was started from."""
 
     pid: int
@@ -49,8 +45,7 @@ class RunningAgent:
     bundle: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bundles:
+class Bundles(Struct):
     """What earlier bootstraps have left. ``launcher`` is the digest of its file,
     ``version`` the current one's."""
 
@@ -60,16 +55,14 @@ class Bundles:
     version: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class User:
+class User(Struct):
     """A user of the machine."""
 
     uid: int
     home: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inside:
+class Inside(Struct):
     """What runtime/nodelook.py has found, field by field."""
 
     python: Python
@@ -95,8 +88,7 @@ class Inside:
     groups: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(Struct):
     """What a shell tells of a machine, and what its Python tells when there is one that will do.
 
     ``seen``: interpreters that won't do, path and version or what they said. ``skew``: seconds that its clock is ahead.

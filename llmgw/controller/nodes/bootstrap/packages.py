@@ -17,10 +17,11 @@ from packaging.utils import canonicalize_name
 
 from llmgw.controller.nodes.bootstrap.target import Target
 from llmgw.model.problems import StalledError
+from llmgw.model.struct import Struct
 
 ROOTS: Final = (
-    "cattrs>=25.1",
     "httpx>=0.28",
+    "msgspec>=0.20",
     "nvidia-ml-py>=13.580",
     "psutil>=7.0",
     "ruamel.yaml>=0.19",
@@ -44,8 +45,7 @@ class Package:
     requires: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class Need(Struct):
     """A package that is needed and not here in a form that runs there; ``pinned`` to this installation's version, where that
     version may run there at all."""
 

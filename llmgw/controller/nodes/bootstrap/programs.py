@@ -4,13 +4,13 @@ they work on follows. Their answers are read and refused where they are no answe
 import errno
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import llmgw
 from llmgw.controller.nodes.bootstrap.shell import Ended, Shell
 from llmgw.model.problems import StalledError, UnknownOutcomeError
+from llmgw.model.struct import Struct
 
 RUNTIME: Final = Path(llmgw.__file__).parent / "runtime"
 LOADER: Final = (
@@ -25,8 +25,7 @@ SLOWEST: Final = 64 * 1024
 SAID: Final = 800
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(Struct):
     """A machine, a Python on it, and whether root is needed there."""
 
     node: str

@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+from llmgw.model.struct import Struct
 
 MAX_OUTPUT: Final = 16 * 1024 * 1024
 
@@ -33,8 +34,7 @@ class Shell(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalEnded:
+class LocalEnded(Struct):
     """How a command of this machine ended."""
 
     code: int | None
@@ -42,8 +42,7 @@ class LocalEnded:
     err: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalShell:
+class LocalShell(Struct):
     """Commands of this machine, each after ``prefix``, such as one that enters a namespace."""
 
     prefix: tuple[str, ...] = ()

@@ -1,18 +1,17 @@
 """How a machine is made to start its agent at every boot: which way, and the text of it. Pure."""
 
 import shlex
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from llmgw.controller.nodes.bootstrap.machine import Inside
 from llmgw.controller.nodes.layout import launcher, service_name
+from llmgw.model.struct import Struct
 
 Way = Literal["systemd", "crontab", "rc.local", "local.d", "init.d", "none"]
 INITS: Final = frozenset({"init", "systemd", "busybox", "openrc-init", "runit", "s6-svscan", "upstart"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BootEntry:
+class BootEntry(Struct):
     """``note`` is what a person should know of this way, if anything."""
 
     way: Way

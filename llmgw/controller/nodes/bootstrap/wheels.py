@@ -8,13 +8,13 @@ import re
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from llmgw.controller.nodes.bootstrap.target import Target
 from llmgw.model.manifest import Pip
 from llmgw.model.problems import RetryError, StalledError
+from llmgw.model.struct import Struct, replace
 
 if TYPE_CHECKING:
     from packaging.version import Version
@@ -38,8 +38,7 @@ PASSED_ON: Final = frozenset(
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wheels:
+class Wheels(Struct):
     """``cache`` keeps what was fetched; ``home`` stands for ``~`` in ``pip.wheelDir``."""
 
     cache: Path

@@ -4,13 +4,13 @@ import select
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 import paramiko
 
 from llmgw.controller.nodes.ssh import wrapping
 from llmgw.model.problems import StalledError, UnknownOutcomeError
+from llmgw.model.struct import Struct
 
 CHUNK: Final = 64 * 1024
 MAX_OUT: Final = 8 * 1024 * 1024
@@ -26,8 +26,7 @@ QUIET: Final = 1.0
 """Seconds without a byte after the command has ended: what keeps its output open is a child it left behind."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(Struct):
     """How a command ended. ``code`` None: not known, it may still run; ``why`` says what happened. -1: by a signal.
     ``begun`` is False when the login, sudo or the shell failed before the command itself."""
 

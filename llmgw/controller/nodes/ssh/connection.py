@@ -8,7 +8,6 @@ that is not known, never with one that is made up.
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Final, TypeVar
@@ -23,6 +22,7 @@ from llmgw.controller.nodes.ssh.heartbeat import Heartbeat
 from llmgw.controller.nodes.ssh.login import Login
 from llmgw.controller.nodes.ssh.stream import stream
 from llmgw.model.problems import RetryError, StalledError
+from llmgw.model.struct import replace
 
 __all__ = ["Ended", "NotBegunError", "SessionsError", "SshConnection"]
 

@@ -4,13 +4,12 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from llmgw.model.problems import StalledError, Where
+from llmgw.model.struct import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostKey:
+class HostKey(Struct):
     """A public key as ssh-keyscan prints it, without the host name."""
 
     kind: str  # ssh-ed25519, ssh-rsa, ecdsa-sha2-nistp256, …
@@ -47,8 +46,7 @@ def parse(line: str) -> HostKey:
     return HostKey(kind=kind, blob=blob)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pinned:
+class Pinned(Struct):
     """The keys that a manifest names for one machine, and how messages call the place."""
 
     keys: tuple[HostKey, ...]

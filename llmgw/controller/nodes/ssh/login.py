@@ -5,7 +5,6 @@ The manifest wins over the file. A user or port that the manifest leaves at its 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +12,7 @@ from llmgw.controller.nodes.ssh import hostkeys
 from llmgw.model.desired import DesiredNode
 from llmgw.model.manifest import Ssh
 from llmgw.model.problems import StalledError, Where
+from llmgw.model.struct import Struct, replace
 
 CONFIG: Final = ".ssh/config"
 MAX_CONFIG: Final = 1024 * 1024
@@ -22,16 +22,14 @@ _DESTINATION: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Credentials:
+class Credentials(Struct):
     """What we may show: a private key file, and the keys of the ssh-agent at a socket."""
 
     identity: Path | None = None
     agent: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hop:
+class Hop(Struct):
     """One machine on the way; the last one is the node."""
 
     host: str
@@ -45,8 +43,7 @@ class Hop:
         return f"{self.user}@{host}" if self.port == 22 else f"{self.user}@{host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Login:
+class Login(Struct):
     """A whole way to a node. Two nodes with the same are the same machine to us, and one node whose manifest changes its
     way gets a new connection."""
 
@@ -59,8 +56,7 @@ class Login:
         return self.hops[-1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class Surroundings(Struct):
     """What of the controller's own machine a login may depend on. ``identity`` is for nodes that name none."""
 
     home: Path
@@ -86,8 +82,7 @@ def login_of(node: DesiredNode, around: Surroundings) -> Login:
     return Login(node=node.name, hops=(*hops, target), sudo=ssh.become == "sudo")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Given:
+class _Given(Struct):
     """Manifest and configuration file put together."""
 
     host: str
