@@ -304,11 +304,13 @@ class FakeProbe(_Seam):
         self.deaf = 0  # so many cancellations are lost, as asyncio.wait_for loses some
         self.asking = asyncio.Event()  # while a question is under way
 
-    async def ask(self, host: str, port: int, probe: HttpProbe, *, key: str | None, timeout: float) -> Answer:
+    async def ask(
+        self, host: str, port: int, probe: HttpProbe, *, key: str | None, timeout: float, look_at: float = 0.0
+    ) -> Answer:
         self._reach("ask")
         self.asking.set()
         try:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(max(0.001, look_at - asyncio.get_running_loop().time()))
         except asyncio.CancelledError:
             if not self.deaf:
                 raise

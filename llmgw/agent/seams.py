@@ -143,8 +143,11 @@ class Probe(Protocol):
     """Questions to engines, bounded in time and size."""
 
     async def ask(
-        self, host: str, port: int, probe: HttpProbe, *, key: str | None, timeout: float
-    ) -> Answer: ...
+        self, host: str, port: int, probe: HttpProbe, *, key: str | None, timeout: float, look_at: float = 0.0
+    ) -> Answer:
+        """``look_at``: by the loop's clock, before which nobody looks whether the answer has come. Answers that are looked at
+        in one moment wake the agent once."""
+        ...
 
     async def in_flight(
         self, host: str, port: int, metric: Metric, *, key: str | None, timeout: float

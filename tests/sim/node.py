@@ -138,7 +138,9 @@ class FailingJournalStore(MemoryJournalStore):
 class KeyedProbe(FakeProbe):
     """Engines that answer only whoever shows their key."""
 
-    async def ask(self, host: str, port: int, probe: HttpProbe, *, key: str | None, timeout: float) -> Answer:
+    async def ask(
+        self, host: str, port: int, probe: HttpProbe, *, key: str | None, timeout: float, look_at: float = 0.0
+    ) -> Answer:
         answer = await super().ask(host, port, probe, key=key, timeout=timeout)
         process = self._at(host).listening(port)
         if probe.authorized and process is not None and key != key_of(process):

@@ -19,6 +19,8 @@ ALIVE_FAILURES = 5
 """In a row, until it is asked whether a ready shard that does not answer does anything at all, and so on."""
 DRAIN_EVERY = 1.0
 FIRST_PAUSE = 0.1
+PAUSE = 0.05
+"""Of the time between two questions to an engine that is ready, until its answer is looked at: by then most have come."""
 MAX_ANSWER = 160
 
 Tell = Callable[[Event], None]
@@ -36,6 +38,12 @@ def _until_next(every: float) -> float:
     """Seconds until the next multiple: shards that are asked as often are asked together, which wakes the agent once and
     costs half of what each would by itself."""
     return every - asyncio.get_running_loop().time() % every
+
+
+def _this_time(every: float) -> float:
+    """The multiple that has come, for their answers to be looked at together as well."""
+    now = asyncio.get_running_loop().time()
+    return now - now % every
 
 
 class Questions:
@@ -90,9 +98,12 @@ class Questions:
         """As long as it is ready: until it does nothing, and answers nothing or nothing but that it is well."""
         alive = self._probes.alive
         standstill = Standstill(self._spec, self._around, self._key)
+        every = self._spec.timeouts.health
         while alive is not None and self._probes.port is not None:
-            await asyncio.sleep(_until_next(self._spec.timeouts.health))
-            answers = not await self._wrong(alive, timeout=self._spec.timeouts.health_request)
+            await asyncio.sleep(_until_next(every))
+            answers = not await self._wrong(
+                alive, timeout=self._spec.timeouts.health_request, look_at=_this_time(every) + every * PAUSE
+            )
             if dead := await (standstill.found() if answers else self._silent(alive)):
                 self._tell(ProbeFailed(why=dead))
                 return
@@ -173,9 +184,9 @@ class Questions:
             return None
         return await checks.held(port, found, self._around.spawner)
 
-    async def _wrong(self, probe: HttpProbe, *, timeout: float) -> str | None:
+    async def _wrong(self, probe: HttpProbe, *, timeout: float, look_at: float = 0.0) -> str | None:
         answer = await self._around.probe.ask(
-            self._probes.host, self._probes.port or 0, probe, key=self._key, timeout=timeout
+            self._probes.host, self._probes.port or 0, probe, key=self._key, timeout=timeout, look_at=look_at
         )
         return wrong_with(probe, answer)
 

@@ -1,7 +1,8 @@
 """The real probe against a real socket."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -21,24 +22,41 @@ running_total 5
 """
 
 
+Handling = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def engine(handle: Handling, *, bound: str = "127.0.0.1") -> AsyncIterator[int]:
+    """Its port. Left when everybody who asked has been served and is gone."""
+    served: list[asyncio.Event] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        over = asyncio.Event()
+        served.append(over)
+        await handle(reader, writer)
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        over.set()
+
+    async with await asyncio.start_server(serve, bound, 0) as server:
+        yield server.sockets[0].getsockname()[1]
+        for over in served:
+            await over.wait()
+
+
 def answering(reply: bytes, ask: Callable[[int], Awaitable[Answer]]) -> tuple[Answer, bytes]:
     """The answer, and what was asked."""
     asked: list[bytes] = []
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(reply)
-        if reply:
-            await writer.drain()
-            writer.close()
-        else:
-            await reader.read()
-            writer.close()
+        await (writer.drain() if reply else reader.read())
 
     async def story() -> Answer:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        async with server:
-            return await ask(server.sockets[0].getsockname()[1])
+        async with engine(handle) as port:
+            return await ask(port)
 
     return asyncio.run(story()), asked[0]
 
@@ -63,18 +81,57 @@ def test_a_key_goes_only_where_it_is_asked_for() -> None:
     assert b"k3y" not in answering(ok(b""), without)[1]
 
 
-def test_silence_refusal_and_nonsense_are_no_answers() -> None:
-    prober = HttpProber()
-    health = HttpProbe(path="/health")
+async def health_of(port: int, *, host: str = "127.0.0.1", pause: float = 0.0, timeout: float = 5) -> Answer:
+    """Looked at when it comes, or after a pause."""
+    look_at = asyncio.get_running_loop().time() + pause if pause else 0.0
+    return await HttpProber().ask(
+        host, port, HttpProbe(path="/health"), key=None, timeout=timeout, look_at=look_at
+    )
 
+
+@pytest.mark.parametrize("pause", [0.0, 0.05])
+def test_silence_refusal_and_nonsense_are_no_answers(pause: float) -> None:
     async def patient(port: int) -> Answer:
-        return await prober.ask("127.0.0.1", port, health, key=None, timeout=0.2)
+        return await health_of(port, pause=pause, timeout=0.2)
 
     assert answering(b"", patient)[0] == Answer(status=0, text="no answer within 0.2 s")
     assert answering(b"SSH-2.0-OpenSSH\r\n", patient)[0].status == 0
-    refused = asyncio.run(prober.ask("127.0.0.1", free_port(), health, key=None, timeout=2))
-    assert refused.status == 0
-    assert not asyncio.run(prober.port_open("127.0.0.1", free_port(), timeout=1))
+    assert answering(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort", patient)[0] == Answer(
+        status=0, text="Connection reset by peer"
+    )
+    assert asyncio.run(health_of(free_port(), pause=pause)) == Answer(status=0, text="Connection refused")
+    assert not asyncio.run(HttpProber().port_open("127.0.0.1", free_port(), timeout=1))
+
+
+def test_an_answer_that_is_looked_at_later_is_the_same_and_is_asked_for_once() -> None:
+    async def story(after: float, pause: float) -> Answer:
+        asked: list[bytes] = []
+
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(ok(b"fine")[:20])
+            await asyncio.sleep(after)
+            writer.write(ok(b"fine")[20:])
+
+        async with engine(handle) as port:
+            answer = await health_of(port, pause=pause)
+        assert len(asked) == 1
+        return answer
+
+    for after, pause in ((0.0, 0.0), (0.0, 0.1), (0.1, 0.001)):
+        assert asyncio.run(story(after, pause)) == Answer(status=200, text="fine")
+
+
+def test_nobody_looks_before_it_is_time() -> None:
+    """So that one waking is enough for the answers of many."""
+
+    async def waited(port: int) -> Answer:
+        began = asyncio.get_running_loop().time()
+        answer = await health_of(port, pause=0.3)
+        assert asyncio.get_running_loop().time() - began >= 0.3
+        return answer
+
+    assert answering(ok(b"fine"), waited)[0] == Answer(status=200, text="fine")
 
 
 def test_a_key_or_path_of_several_lines_is_no_question() -> None:
@@ -133,18 +190,17 @@ def test_what_is_wrong_with_an_answer_is_said(answer: Answer, why: str | None) -
 
 
 def test_a_host_may_be_a_name_or_an_address_of_either_kind() -> None:
-    async def asked_of(host: str, bound: str) -> Answer:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def asked_of(host: str, bound: str, pause: float) -> Answer:
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
             writer.write(ok(b"fine"))
-            writer.close()
 
-        async with await asyncio.start_server(serve, bound, 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            return await HttpProber().ask(host, port, HttpProbe(path="/health"), key=None, timeout=5)
+        async with engine(handle, bound=bound) as port:
+            return await health_of(port, host=host, pause=pause)
 
     for host, bound in (("localhost", "127.0.0.1"), ("::1", "::1")):
-        assert asyncio.run(asked_of(host, bound)) == Answer(status=200, text="fine")
+        for pause in (0.0, 0.05):
+            assert asyncio.run(asked_of(host, bound, pause)) == Answer(status=200, text="fine")
     nowhere = asyncio.run(
         HttpProber().ask("no-such-host.invalid", 80, HttpProbe(path="/"), key=None, timeout=10)
     )
