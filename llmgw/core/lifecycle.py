@@ -469,7 +469,9 @@ def _after_failure(attempts: int, rules: Rules) -> ShardState:
 
 
 def _given_up(error: str, attempts: int, rules: Rules) -> str:
-    return f"given up after {attempts} attempts: {error}" if rules.local else error
+    if not rules.local:
+        return error
+    return f"given up after {attempts} {'attempt' if attempts == 1 else 'attempts'}: {error}"
 
 
 def _back_off(life: Life, error: str, now: datetime, rules: Rules) -> Step:
