@@ -10,7 +10,8 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from llmgw.model.struct import Struct
@@ -121,7 +122,7 @@ def part(name: str) -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT).stdout
 
 
-def commands() -> str:
+def plans_part() -> str:
     """The part that is measured here."""
     with tempfile.TemporaryDirectory(prefix="llmgw-bench-") as folder:
         rows = measured(Path(folder))
@@ -134,6 +135,13 @@ def commands() -> str:
     return head + "\n".join(row.cells() for row in rows) + "\n"
 
 
+PARTS: Mapping[str, Callable[[], str]] = {
+    "plans": plans_part,
+    **{name: partial(part, name) for name in ("agent", "ssh", "serving")},
+}
+"""In the order of the page."""
+
+
 def head() -> str:
     return (
         "# Benchmarks\n\nMade by `make bench`: medians of whole processes, start included, on one machine "
@@ -143,13 +151,13 @@ def head() -> str:
 
 
 def main() -> None:
-    """``python -m tests.bench.main plans`` measures commands and plans alone, and leaves the rest of the page as it is."""
+    """``python -m tests.bench.main plans`` (or ``agent``, ``ssh``, ``serving``) measures one part, and leaves the others of the
+    page as they are."""
     page = ROOT / "docs" / "benchmarks.md"
-    if sys.argv[1:] == ["plans"]:
-        rest = page.read_text().partition("\n## The agent\n")[2]
-        text = f"{head()}\n{commands()}\n## The agent\n{rest}"
-    else:
-        text = "\n".join((head(), commands(), part("agent"), part("ssh"), part("serving")))
+    _, *kept = (f"{text.rstrip()}\n" for text in page.read_text().split("\n## "))
+    asked = sys.argv[1:] or list(PARTS)
+    told = [PARTS[name]() if name in asked else f"## {old}" for name, old in zip(PARTS, kept, strict=True)]
+    text = "\n".join((head(), *told))
     page.write_text(text)
     print(text)
 

@@ -16,6 +16,12 @@ def cpu_of(rig: Rig) -> float:
     return sum(_seconds(entry) for entry in _processes(networks))
 
 
+def pids_of(rig: Rig) -> frozenset[int]:
+    """Of all hosts' processes."""
+    networks = {(namespaces.NAMED / host.namespace).stat().st_ino for host in rig.hosts}
+    return frozenset(int(entry.name) for entry in _processes(networks))
+
+
 def memory_of(rig: Rig, word: str) -> tuple[int, ...]:
     """Bytes that each process with the word in its command line has to itself, its share of what it has in common counted."""
     networks = {(namespaces.NAMED / host.namespace).stat().st_ino for host in rig.hosts}

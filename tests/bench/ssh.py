@@ -25,7 +25,7 @@ from llmgw.controller.settings import load_settings
 from llmgw.model.struct import Struct, replace
 from llmgw.redaction import Redactor
 from tests.bench.measure import command
-from tests.bench.nodes import cpu_of, memory_of
+from tests.bench.nodes import cpu_of, memory_of, pids_of
 from tests.controller.nodes.sshnodes import inside, login
 from tests.e2e.sshroad import LLMGW, SshRoad
 from tests.rig import namespaces
@@ -35,6 +35,7 @@ NODES: Final = 50
 EXECS: Final = 200
 LOGINS: Final = 10
 PASSES: Final = 10
+PATIENCE: Final = 30.0
 RESTING: Final = 20.0
 """Seconds over which agents that nobody asks are watched."""
 MIB: Final = 1024 * 1024
@@ -185,6 +186,7 @@ async def _one_connection(rig: Rig) -> list[SshRow]:
 
 async def _repeated(rig: Rig, work: Callable[[], Awaitable[None]], runs: int, *, pause: float = 0) -> Cost:
     """Medians of the clock and of our CPU. The nodes' share is a mean, and holds what they do in the pauses too."""
+    await _nothing_ends(rig)
     nodes, walls, cpus = cpu_of(rig), [], []
     for _ in range(runs):
         await asyncio.sleep(pause)
@@ -194,6 +196,15 @@ async def _repeated(rig: Rig, work: Callable[[], Awaitable[None]], runs: int, *,
         cpus.append(_own_cpu() - cpu)
     each = (cpu_of(rig) - nodes) / runs
     return Cost(wall=statistics.median(walls), cpu=statistics.median(cpus), nodes=each)
+
+
+async def _nothing_ends(rig: Rig) -> None:
+    """What ends while the nodes' CPU is read is counted once more or not at all."""
+    async with asyncio.timeout(PATIENCE):
+        before: frozenset[int] = frozenset()
+        while (now := pids_of(rig)) != before:
+            before = now
+            await asyncio.sleep(0.5)
 
 
 def _own_cpu() -> float:
