@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from tests.chaos.applying import Applying
 from tests.chaos.faults import Fault, Kind
-from tests.chaos.line import WORK
+from tests.chaos.line import WORK, orders
 from tests.chaos.room import DISK, Room, state_files
 from tests.chaos.seen import Eyes, Seen, networks
 from tests.rig import namespaces
@@ -162,6 +162,8 @@ class Striker:
 
     def _cut_power(self, fault: Fault, host: Host) -> None:
         shards = {one.shard for one in self.room.watcher.instances().values() if one.first.host == host.name}
+        # A rank that still waits for the first has no process yet, and its agent does not start it again by itself.
+        shards |= {file.stem for file in orders(Path(f"/proc/{host.init}/root"))}
         self.room.excuses.ranks_on(host.name, shards, fault.kind.told)
         self.room.excuses.note(fault.kind.told, host=host.name)
         self._tell(fault, host)
@@ -197,6 +199,9 @@ class Striker:
         data = file.read_bytes()
         broken = picked((data[: len(data) // 2], b"\0" * len(data), b"", b"[" * 100_000), fault.how) or b""
         self._tell(fault, host, f": {file.relative_to(file.parents[1])}, {len(data)} -> {broken[:2]!r}…")
+        if file.parent.name == "shards" and not list(file.parents[1].glob(f"status/{file.stem}.*")):
+            # Of what had no process yet nobody knows any more; the other ranks may be ended for it.
+            self.room.excuses.note(fault.kind.told, host=host.name, shard=file.stem)
         with suppress(OSError):  # on a full disk it is just cut off
             file.write_bytes(broken)
         if file.name != "owner.json":
