@@ -102,24 +102,24 @@ class RestartPolicy(Struct):
     """Only single shards restart locally; a gang is restarted by the controller."""
 
     local: bool = True
-    backoff: float = 10
-    max_backoff: float = 300
+    backoff: float = 10.0
+    max_backoff: float = 300.0
     give_up_after: int = 6
-    reset_after: float = 600  # seconds ready until the count of attempts starts anew
+    reset_after: float = 600.0  # seconds ready until the count of attempts starts anew
 
 
 class ShardTimeouts(Struct):
-    startup: float = 1800
-    stop: float = 60
-    kill: float = 5
-    rendezvous: float = 300
-    alive_grace: float = 5
-    health: float = 2
-    health_request: float = 3
-    adopt_ready: float = 60
-    drain: float = 120
-    install: float = 3600
-    fetch: float = 6 * 3600
+    startup: float = 1800.0
+    stop: float = 60.0
+    kill: float = 5.0
+    rendezvous: float = 300.0
+    alive_grace: float = 5.0
+    health: float = 2.0
+    health_request: float = 3.0
+    adopt_ready: float = 60.0
+    drain: float = 120.0
+    install: float = 3600.0
+    fetch: float = 6.0 * 3600
 
 
 class Program(Struct):
@@ -140,7 +140,7 @@ class HelpSpec(Struct):
     """It takes flags as Python programs do: underscores for dashes, and values behind a short flag or a dot."""
     finds: str | None = None  # looked for below the engine's path where ``argv`` names no program
     devices: tuple[str, ...] = ()  # the words after the program that make it list what it computes on
-    timeout: float = 180
+    timeout: float = 180.0
 
 
 class InstallSpec(Struct):
@@ -160,7 +160,7 @@ class InstallSpec(Struct):
     sha256: str | None = None
     finds: tuple[str, ...] = ()  # programs that must be in the archive; they are linked into ``bin``
     help: HelpSpec | None = None  # read once it is installed
-    timeout: float = 3600
+    timeout: float = 3600.0
 
 
 class FetchSpec(Struct):
@@ -182,7 +182,7 @@ class FetchSpec(Struct):
     token: Secret | None = None
     """Where the value comes from that travels beside the spec, under :data:`TOKEN`; here for messages only."""
     size: int | None = None
-    timeout: float = 6 * 3600
+    timeout: float = 6.0 * 3600
 
 
 class LoraAdapter(Struct):
@@ -218,7 +218,7 @@ class LoraCalls(Struct):
     most: int
     highest_rank: int
     already: str = ""
-    timeout: float = 120
+    timeout: float = 120.0
 
 
 class LoraOrder(Struct):

@@ -192,20 +192,20 @@ class Parallel(Struct):
 
 
 class Timeouts(Struct):
-    stop: Duration = Duration(60)
-    kill: Duration = Duration(5)
+    stop: Duration = Duration(60.0)
+    kill: Duration = Duration(5.0)
     rendezvous: Duration = Duration(5 * MINUTE)
-    alive_grace: Duration = Duration(5)
-    health: Duration = Duration(2)
-    health_request: Duration = Duration(3)
-    adopt_ready: Duration = Duration(60)
+    alive_grace: Duration = Duration(5.0)
+    health: Duration = Duration(2.0)
+    health_request: Duration = Duration(3.0)
+    adopt_ready: Duration = Duration(60.0)
 
 
 class Restart(Struct):
     """Restarts of a single shard by its agent, and of a gang by the reconciler: the wait doubles from ``backoff`` to
     ``max_backoff``."""
 
-    backoff: Duration = Duration(10)
+    backoff: Duration = Duration(10.0)
     max_backoff: Duration = Duration(5 * MINUTE)
     give_up_after: int = 6
     reset_after: Duration = Duration(10 * MINUTE)

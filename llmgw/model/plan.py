@@ -135,7 +135,7 @@ class Step(Struct):
     job: JobId | None = None  # to cancel
     after: tuple[str, ...] = ()
     wave: int = 0
-    timeout: float = 30  # seconds for the command to be answered, not for what it sets going
+    timeout: float = 30.0  # seconds for the command to be answered, not for what it sets going
     launch: LaunchSpec | None = None
     origins: tuple[Origin, ...] = ()  # of the launch's variables that are not the engine's own
     install: InstallSpec | None = None

@@ -225,7 +225,7 @@ class ManualParams(Struct):
     verb: Literal["start", "stop", "drain"]
     shard: ShardId
     by: str
-    timeout: float = 120
+    timeout: float = 120.0
     meta: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -274,7 +274,7 @@ class Tokened(Struct):
     processes hold right after it: None where that is not known."""
 
     wrong: str = ""
-    took: float = 0
+    took: float = 0.0
     computes_on: ComputesOn | None = None
 
 
