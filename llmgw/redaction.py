@@ -21,6 +21,16 @@ _USERINFO = re.compile(
 _BEARER = re.compile(rf"(?i)\b(bearer\s+)[\w.~+/=-]{{{SHORTEST},}}")
 
 
+class Masked(str):
+    """Text that shows itself only where it is used as text: its repr, which is what tracebacks and logged values
+    print, is masked."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(MASK)
+
+
 def without_userinfo(text: str) -> str:
     """``https://ann:pw@host/x`` -> ``https://***@host/x``. A user name stays where it is no credential (ssh)."""
 

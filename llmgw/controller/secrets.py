@@ -19,7 +19,7 @@ from llmgw.controller.repo.locks import make_private_folder
 from llmgw.model.ids import ReplicaId, key_id
 from llmgw.model.manifest import Secret, Value
 from llmgw.model.problems import StalledError
-from llmgw.redaction import MASK, Redactor
+from llmgw.redaction import Masked, Redactor
 
 SECRET_VARIABLE = "LLMGW_SECRET"  # noqa: S105 - the variable's name, not what it holds
 SHORTEST = 32  # characters; what we make has 64 hex digits
@@ -28,16 +28,6 @@ MOST_KEPT = 64
 """Earlier secrets that are looked at; more than one or two means that somebody collects them."""
 _KEY_ID = re.compile(r"^[0-9a-f]{8}$")
 _MAX_VALUE = 64 * 1024  # bytes of a file that holds one value; the longest are certificates
-
-
-class Masked(str):
-    """Text that shows itself only where it is used as text: its repr, which is what tracebacks and logged values
-    print, is masked."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return repr(MASK)
 
 
 # ---- the fleet's secret --------------------------------------------------------------------------------------

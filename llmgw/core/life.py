@@ -2,13 +2,12 @@
 are in lifecycle.py.
 """
 
-from datetime import datetime
 from enum import Enum
 from typing import TypeAlias
 
 from llmgw.model.launch import RestartPolicy, ShardTimeouts
 from llmgw.model.report import Exit, ShardState
-from llmgw.model.struct import Struct
+from llmgw.model.struct import Struct, Time
 
 S = ShardState
 
@@ -46,16 +45,16 @@ class Life(Struct):
 
     state: ShardState
     reason: str
-    since: datetime
-    deadline: datetime | None = None
+    since: Time
+    deadline: Time | None = None
     attempts: int = 0  # failed starts since it was last ready for long
-    next_try: datetime | None = None
+    next_try: Time | None = None
     launched: bool = False  # an engine of this order has been started, ever
-    started: datetime | None = None
-    ready_at: datetime | None = None
+    started: Time | None = None
+    ready_at: Time | None = None
     loading_seconds: float | None = None
     last_error: str = ""
-    failed_at: datetime | None = (
+    failed_at: Time | None = (
         None  # when this run went wrong: its engine's own end, or what its agent found too late
     )
     last_exit: Exit | None = None

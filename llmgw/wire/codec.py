@@ -12,17 +12,19 @@ from typing import Any, TypeVar
 import msgspec
 
 from llmgw.model.struct import Struct
+from llmgw.redaction import Masked
 
 T = TypeVar("T")
 
 
 class CodecError(ValueError):
-    """JSON that is not the value it should be; says at which field, and never what stands there."""
+    """JSON that is not the value it should be; says at which field. What stands there it tells only where one of a few words
+    belongs."""
 
 
 def to_json(value: Any) -> Any:
-    """Any value of llmgw.model or wire.messages as JSON types."""
-    return msgspec.to_builtins(value, enc_hook=_plain)
+    """Any value of llmgw.model or wire.messages as JSON types. What is masked when it is printed stays so."""
+    return msgspec.to_builtins(value, builtin_types=(Masked,), enc_hook=_plain)
 
 
 def from_json(kind: type[T], data: Any, *, strict: bool) -> T:
@@ -30,7 +32,7 @@ def from_json(kind: type[T], data: Any, *, strict: bool) -> T:
     try:
         value = msgspec.convert(data, kind)
         unknown = list(_unknown(value, data, "$")) if strict else []
-    except (msgspec.ValidationError, RecursionError) as wrong:
+    except (msgspec.ValidationError, UnicodeError, RecursionError) as wrong:
         raise _not_valid(kind, wrong) from wrong
     if unknown:
         raise CodecError(f"not a valid {_name(kind)}: unknown field {', '.join(unknown[:5])}")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.controller.secrets import Masked, SecretStore, ensure_secret, replica_key, require_key, resolve
+from llmgw.controller.secrets import SecretStore, ensure_secret, replica_key, require_key, resolve
 from llmgw.model.ids import ReplicaId, key_id
 from llmgw.model.manifest import Secret
 from llmgw.model.problems import StalledError
-from llmgw.redaction import Redactor
+from llmgw.redaction import Masked, Redactor
 
 
 def git(folder: Path, *arguments: str) -> None:

@@ -12,15 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgw.controller.repo.layout import Endpoints, Head, Sizes
-from llmgw.controller.secrets import Masked
+from llmgw.core.life import Life
 from llmgw.model.claims import Claims
 from llmgw.model.manifest import KINDS, Secret
 from llmgw.model.plan import Plan
 from llmgw.model.record import NodeRecord, ReplicaRecord
 from llmgw.model.report import Exit, Report
 from llmgw.model.struct import Struct, Time, default_of, fields
+from llmgw.redaction import Masked
+from llmgw.wire import rpc
 from llmgw.wire.codec import CodecError, dumps, dumps_readable, from_json, loads, to_json
-from llmgw.wire.messages import StartParams, WatchEvent
+from llmgw.wire.messages import Request, StartParams, WatchEvent
 
 WHOLE = (
     *KINDS.values(), Plan, Head, Endpoints, Sizes, ReplicaRecord, NodeRecord, Report, StartParams, WatchEvent
@@ -202,11 +204,24 @@ def test_times_have_a_zone_and_are_told_in_utc() -> None:
     end = Exit(process="engine", code=1, at=at)
     assert b'"2026-05-04T03:02:01.987654Z"' in dumps(end)
     with pytest.raises(CodecError, match="timezone"):
+        from_json(Life, {"state": "ready", "since": "2026-01-01T00:00:00", "reason": ""}, strict=False)
+    with pytest.raises(CodecError, match="timezone"):
         loads(Exit, dumps(end).replace(b"Z", b""), strict=False)
 
 
-def test_what_hides_itself_when_it_is_printed_is_sent_as_it_is() -> None:
-    assert dumps({"key": Masked("k3y")}) == b'{"key":"k3y"}'
+def test_what_hides_itself_when_it_is_printed_is_sent_as_it_is_and_hides_until_then() -> None:
+    params = {"secrets": {"key": Masked("k3y")}}
+    assert dumps(params) == b'{"secrets":{"key":"k3y"}}'
+    assert "k3y" not in repr(Request(method="start", id=1, params=to_json(params)))
+    assert rpc.encode(Request(method="start", id=1, params=to_json(params))).count(b"k3y") == 1
+
+
+def test_half_of_a_character_is_refused_like_anything_else() -> None:
+    """Python's own reader of JSON lets it through, and lines of the protocol are read by that."""
+    for written in ({"memory": "\ud800"}, {"\ud800": 1, "memory": "x"}, {"gpus": ["\ud800"]}):
+        for strict in (False, True):
+            with pytest.raises(CodecError):
+                from_json(Claims, written, strict=strict)
 
 
 def test_a_mapping_of_any_kind_is_an_object_and_what_is_no_value_is_refused() -> None:

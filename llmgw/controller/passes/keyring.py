@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from llmgw.controller.fleet import Fleet
-from llmgw.controller.secrets import Masked, replica_key, require_key
+from llmgw.controller.secrets import replica_key, require_key
 from llmgw.model.ids import ReplicaId, key_id
 from llmgw.model.problems import StalledError
 from llmgw.model.record import Record
+from llmgw.redaction import Masked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,7 @@ from llmgw.controller.serving.troubles import (
 from llmgw.model.exitcode import CHANGES, DONE
 from llmgw.model.problems import InvalidError, Problem, StalledError
 from llmgw.model.record import Outcome
-from llmgw.model.struct import Struct
+from llmgw.model.struct import Struct, Time
 from llmgw.wire.codec import from_json, to_json
 
 LOG = logging.getLogger("llmgw.serve.notices")
@@ -152,7 +152,7 @@ class Teller:
             for post in self._posts:
                 if post.name in told:
                     post.memory.troubles = dict(
-                        from_json(dict[str, tuple[datetime, Trouble]], told[post.name], strict=False)
+                        from_json(dict[str, tuple[Time, Trouble]], told[post.name], strict=False)
                     )
         except FileNotFoundError:
             return

@@ -12,7 +12,7 @@ from llmgw.controller.serving.snapshot import HELD, CommitRefused, LastPass
 from llmgw.model.alerts import Alert, Severity
 from llmgw.model.exitcode import BLOCKED, CHANGES, DONE
 from llmgw.model.record import Outcome
-from llmgw.model.struct import Struct
+from llmgw.model.struct import Struct, Time
 
 KEPT = 2000
 """Ids that are remembered as told. A fleet in which more is wrong at once has been told of enough."""
@@ -32,7 +32,7 @@ class Trouble(Struct):
     text: str
     do: str = ""
     node: str | None = None
-    since: datetime | None = None
+    since: Time | None = None
     commit: str | None = None
 
 
@@ -41,7 +41,7 @@ class Telling(Struct):
 
     event: Literal["raised", "again", "cleared"]
     trouble: Trouble
-    at: datetime
+    at: Time
 
 
 def of_alert(alert: Alert) -> Trouble:
