@@ -35,7 +35,7 @@ def validate(asked: Asked | None, folder: Path | None, *, as_json: bool) -> int:
     """Check the manifests in PATH: the files as they are, committed or not.
 
     Without PATH: those of the fleet around this directory. Exit code 1 when something is wrong; then every problem
-    of every file is told with its line.
+    of every file is told with its line. Warnings are told, too, and change no exit code.
 
     \b
     llmgw validate
@@ -44,7 +44,7 @@ def validate(asked: Asked | None, folder: Path | None, *, as_json: bool) -> int:
     cwd = Path.cwd()
     place = _named(folder) if folder is not None else _enclosing(asked or Asked(), cwd)
     try:
-        manifests = check(place)
+        manifests, found = check(place)
     except InvalidError as invalid:
         problems = tuple(_seen_from(cwd, place.root, problem) for problem in invalid.problems)
         if as_json:
@@ -55,11 +55,17 @@ def validate(asked: Asked | None, folder: Path | None, *, as_json: bool) -> int:
             )
             return output.ERROR
         raise InvalidError(problems) from invalid
+    warnings = tuple(_seen_from(cwd, place.root, warning) for warning in found)
     counts = _counts(manifests)
     if as_json:
-        output.say(json.dumps({"valid": True, "problems": [], "manifests": counts}, indent=2))
+        told = [_as_json(warning) for warning in warnings]
+        output.say(
+            json.dumps({"valid": True, "problems": [], "warnings": told, "manifests": counts}, indent=2)
+        )
     else:
         output.say(_summary(counts))
+        for warning in warnings:
+            output.note(f"Warning: {warning}")
         if not any(counts.values()):
             output.note(
                 f"There is no manifest in {place.root / (place.folder or '.')}: `llmgw init DIR` writes a first set."
@@ -67,8 +73,9 @@ def validate(asked: Asked | None, folder: Path | None, *, as_json: bool) -> int:
     return output.DONE
 
 
-def check(place: Place) -> Manifests:
-    """Everything that is checked before a plan: syntax, schemas, references, what the engines can do."""
+def check(place: Place) -> tuple[Manifests, tuple[Problem, ...]]:
+    """Everything that is checked before a plan: syntax, schemas, references, what the engines can do. The problems are warnings:
+    whatever is worse raises InvalidError."""
     from llmgw.core.resolving.resolve import resolve  # noqa: PLC0415 - `--help` needs none of it
     from llmgw.engines.registry import ADAPTERS  # noqa: PLC0415 - same
     from llmgw.manifests.folder import read_folder  # noqa: PLC0415 - same
@@ -76,8 +83,7 @@ def check(place: Place) -> Manifests:
 
     files, links = read_folder(place.root, place.folder)
     manifests = load(files, commit=None, links=links, path=place.folder)
-    resolve(manifests, key_id="", adapters=ADAPTERS)
-    return manifests
+    return manifests, resolve(manifests, key_id="", adapters=ADAPTERS).warnings
 
 
 def _named(path: Path) -> Place:

@@ -124,6 +124,23 @@ def test_problems_as_json_are_for_programs(place: Path, capsys: pytest.CaptureFi
     assert run(["validate", "--json"]) == output.DONE
     told = json.loads(capsys.readouterr().out)
     assert told["manifests"] == {"Fleet": 0, "Node": 0, "Profile": 1, "Model": 1}
+    assert told["warnings"] == []
+
+
+def test_a_secret_in_plain_text_is_warned_of_and_not_shown(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet(place, MODEL + "  env: {HF_TOKEN: hf_abcdefghijklmnopqrstuvwxyz}\n")
+    monkeypatch.chdir(place / "manifests")
+    assert run(["validate"]) == output.DONE
+    told = capsys.readouterr()
+    assert told.out == "2 manifests: 1 profile, 1 model\n"
+    assert told.err.startswith("Warning: model.yaml:7:19: spec.env.HF_TOKEN looks like a secret")
+    assert run(["validate", "--json"]) == output.DONE
+    as_json = capsys.readouterr()
+    (warning,) = json.loads(as_json.out)["warnings"]
+    assert (warning["file"], warning["line"], warning["column"]) == ("model.yaml", 7, 19)
+    assert "hf_" not in told.err + as_json.out
 
 
 def test_an_empty_folder_is_no_error_but_is_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,3 +48,12 @@ def test_a_key_on_a_command_line_is_warned_of_where_it_is_written_and_started_al
 def test_a_key_in_a_variable_is_not() -> None:
     quiet = FLEET.replace(', "--key", "${key}"]', ']\n    env: {KEY: "${key}"}')
     assert not any("key" in each.text for each in planned(quiet).warnings)
+
+
+def test_a_secret_in_plain_text_is_warned_of_in_the_plan_without_its_value() -> None:
+    made = planned(FLEET.replace("profile: any}", "profile: any, env: {HF_TOKEN: hf_abcdefghijklmnop}}"))
+    (warning,) = [each for each in made.warnings if "looks like a secret" in each.text]
+    assert warning.where is not None
+    assert warning.where.line == 19
+    assert "hf_" not in warning.text
+    assert any(step.launch is not None for step in made.steps)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from llmgw.core.adapter import EngineAdapter
-from llmgw.core.resolving import engines, nodes
+from llmgw.core.resolving import engines, nodes, plainsecrets
 from llmgw.core.resolving import fleet as fleets
 from llmgw.model import ids
 from llmgw.model.desired import Desired, DesiredModel
@@ -33,7 +33,7 @@ def resolve(manifests: Manifests, *, key_id: str, adapters: Mapping[str, EngineA
     """Raises InvalidError with everything that is wrong."""
     problems = [*_annotations(manifests), *engines.problems(manifests, adapters), *_profiles(manifests)]
     desired_nodes = nodes.resolve(manifests, problems, renamed=renames(manifests.nodes, problems))
-    warnings: list[Problem] = []
+    warnings = [*plainsecrets.warnings(manifests)]
     desired_models = _models(
         manifests, key_id=key_id, adapters=adapters, problems=problems, warnings=warnings
     )
