@@ -15,6 +15,7 @@ from llmgw.cli.planned import nothing_asked, plan_text
 from llmgw.cli.session import fleet_of, run
 from llmgw.cli.wishes import uncommitted, wish_from, wish_options
 from llmgw.controller.passes import saved as saved_plans
+from llmgw.controller.passes.keys import missing
 from llmgw.controller.passes.lease import open_pass
 from llmgw.controller.passes.prepare import Prepared, prepare
 from llmgw.core.show.markdown import plan_markdown, problems_markdown
@@ -90,6 +91,9 @@ async def show_plan(
     else:
         output.say(plan_text(made, show_commands=show_commands))
     _tell_open_pass(prepared)
+    if not wish.offline:
+        for text in missing(made, prepared.record, prepared.desired, opened.fleet.environment):
+            output.note(f"Note: {text}")
     output.note_if(nothing_asked(prepared.desired))
     output.note_if(left_out)
     if out is not None:

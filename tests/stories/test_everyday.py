@@ -31,6 +31,20 @@ def test_an_edit_that_was_not_committed_is_no_part_of_the_plan_and_is_told(stage
     assert "not committed" not in stage.llmgw("plan", "--json", golden=False).out
 
 
+def test_a_secret_that_is_not_there_is_told_with_the_plan_and_is_no_part_of_it(stage: Stage) -> None:
+    """Three failed starts told it first."""
+    stage.commit("Serve chat", node=node(stage), chat=model(spec="  env: {X: {fromEnv: NOPE}}\n"))
+    ran = stage.llmgw("plan", golden=False)
+    assert ran.code == 0
+    assert "Note: model/chat needs the secret X where apply runs" in ran.err
+    assert "fromEnv: NOPE: the variable is not set" in ran.err
+    assert "NOPE" not in ran.out
+    there = stage.llmgw("plan", golden=False, NOPE="canary")
+    assert "NOPE" not in there.out + there.err
+    assert "canary" not in there.out + there.err
+    assert "NOPE" not in stage.llmgw("plan", "--offline", golden=False).err
+
+
 def test_a_repository_whose_manifests_lie_elsewhere_is_told_how_to_name_them(stage: Stage) -> None:
     """`No changes` was all that was said."""
     stage.commit("Nothing here")
