@@ -29,7 +29,7 @@ class Action(Enum):
 
 
 class FieldChange(Struct):
-    """One field's old and new value, as JSON text; None: absent."""
+    """One field's old and new value, as JSON text (durations and sizes: as in manifests, ``30m``); None: absent."""
 
     path: str
     old: str | None

@@ -1,6 +1,7 @@
 """Durations and sizes as people write them: ``90s``, ``1h30m``, ``40GiB``, ``500MB``."""
 
 import re
+from decimal import Decimal
 
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_UNITS: dict[str, int] = {"B": 1} | {
@@ -28,3 +29,27 @@ def size(text: str) -> int:
     whole, fraction, unit = found.groups(default="")
     scale: int = 10 ** len(fraction)
     return int(whole + fraction) * _SIZE_UNITS[unit] // scale
+
+
+def duration_text(seconds: float) -> str:
+    """As people write it: ``1h30m``, ``500ms``. ``duration`` reads the same number."""
+    if seconds == int(seconds):
+        return _parts(int(seconds))
+    thousandths = f"{round(seconds * 1000)}ms"
+    return thousandths if duration(thousandths) == seconds else f"{Decimal(repr(seconds)):f}s"
+
+
+def _parts(seconds: int) -> str:
+    text = ""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        number, seconds = divmod(seconds, length)
+        text += f"{number}{unit}" if number else ""
+    return text or "0s"
+
+
+def size_text(count: int) -> str:
+    """As people write it, in the largest unit that is whole: ``40GiB``. ``size`` reads the same number."""
+    if not count:
+        return "0B"
+    length, unit = max((length, unit) for unit, length in _SIZE_UNITS.items() if count % length == 0)
+    return f"{count // length}{unit}"

@@ -4,12 +4,15 @@ Both sides are compared as resolved values, after defaults: that a default is wr
 """
 
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any, get_args
 
-from llmgw.model.manifest import Adapter
+from llmgw.model import units
+from llmgw.model.manifest import Adapter, Duration, ModelSpec, NodeSpec, ProfileSpec, Size
 from llmgw.model.plan import FieldChange
 from llmgw.model.record import ReplicaSpec
+from llmgw.model.struct import Struct, fields
 from llmgw.wire import codec
 
 IN_PLACE = (
@@ -52,8 +55,8 @@ def spec_changes(old: ReplicaSpec, new: ReplicaSpec, *, replaces: bool) -> tuple
     return tuple(
         FieldChange(
             path=path,
-            old=text(before),
-            new=text(after),
+            old=text(path, before),
+            new=text(path, after),
             forces_replacement=replaces
             and not _in_place(path)
             and not (path.startswith(ADAPTERS) and _loadable(old, new)),
@@ -70,12 +73,42 @@ def _loadable(old: ReplicaSpec, new: ReplicaSpec) -> bool:
 
 
 def change(path: str, old: Any, new: Any) -> FieldChange:
-    return FieldChange(path=path, old=text(codec.to_json(old)), new=text(codec.to_json(new)))
+    return FieldChange(path=path, old=text(path, codec.to_json(old)), new=text(path, codec.to_json(new)))
 
 
-def text(value: Any) -> str | None:
-    """JSON text; None when there is nothing."""
-    return None if value is None else json.dumps(value, ensure_ascii=False, sort_keys=True)
+def text(path: str, value: Any) -> str | None:
+    """JSON text, and durations and sizes as manifests write them; None when there is nothing."""
+    if value is None:
+        return None
+    if written := _measures().get(path):
+        return written(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+_WRITTEN: Mapping[Any, Callable[[Any], str]] = {Duration: units.duration_text, Size: units.size_text}
+
+
+@cache
+def _measures() -> Mapping[str, Callable[[Any], str]]:
+    """How each duration and each size is written, by the paths that changes have. No two kinds share one."""
+    return {
+        path: written
+        for kind, root in ((ModelSpec, "spec"), (NodeSpec, "spec"), (ProfileSpec, "profile"))
+        for path, written in _below(kind, root)
+    }
+
+
+def _below(kind: Any, path: str) -> Iterator[tuple[str, Callable[[Any], str]]]:
+    if kind in _WRITTEN:
+        yield path, _WRITTEN[kind]
+    elif isinstance(kind, type) and issubclass(kind, Struct):
+        for each in fields(kind):
+            yield from _below(each.type, f"{path}.{each.encode_name}")
+    else:
+        for part in get_args(kind):  # of an optional field
+            yield from _below(part, path)
 
 
 def _readable(spec: ReplicaSpec) -> Any:
