@@ -7,6 +7,7 @@ too: ``patternErrorMessage`` and ``errorMessage``.
 import difflib
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,9 @@ _TYPES = {
 _YAML_1_1_WORDS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 """What older YAML readers take for a boolean and YAML 1.2 for text."""
 _CREDENTIALS = re.compile(r"//[^/@\s]*@")
+_WORDS_OF_A_COMMAND = ("args", "command", "worker")
+"""Fields whose list has one word an item. As one item, a whole command line would be valid, and fail in the engine."""
+_SHOWN = 200  # characters of a list that advice writes out
 _MANY = 14  # known keys that still help when listed
 
 
@@ -204,7 +208,7 @@ def _wrong_type(
     if value is None:
         return what, "write a value, or leave the field out"
     if isinstance(value, str):
-        return what, _for_text(types[0], value, node)
+        return what, _for_text(name, types[0], value, node)
     if types[0] == "string" and not isinstance(value, dict | list):
         as_text = written or json.dumps(value)
         rules = [part["pattern"] for part in (node, *node.get("allOf", ())) if "pattern" in part]
@@ -215,7 +219,7 @@ def _wrong_type(
     return what, _advice(node) or f"write {expected}"
 
 
-def _for_text(expected: str, value: str, node: dict[str, Any]) -> str:
+def _for_text(name: str, expected: str, value: str, node: dict[str, Any]) -> str:
     word = value.lower()
     match expected:
         case "boolean" if word in _YAML_1_1_WORDS:
@@ -225,9 +229,19 @@ def _for_text(expected: str, value: str, node: dict[str, Any]) -> str:
         case "integer" | "number" if word.replace(".", "", 1).removeprefix("-").isdigit():
             return f"write it without quotes: {int(value) if value.isdecimal() else value}"  # 0777 would be refused
         case "array":
-            return f"write a list: [{json.dumps(value, ensure_ascii=False)[:80]}]"
+            return _as_list(value, words=name.rpartition(".")[2] in _WORDS_OF_A_COMMAND)
         case _:
             return _advice(node) or f"write {_TYPES[expected]}"
+
+
+def _as_list(value: str, *, words: bool) -> str:
+    """``words``: as a shell would split it."""
+    try:
+        items = shlex.split(value) if words else [value]
+    except ValueError:  # a quote without its end
+        return "write a list with one word an item"
+    listed = json.dumps([_CREDENTIALS.sub("//***@", item) for item in items], ensure_ascii=False)
+    return f"write a list: {listed}" if len(listed) <= _SHOWN else f"write a list: {listed[:_SHOWN]}…"
 
 
 def _names_ways(node: Mapping[str, Any]) -> bool:
