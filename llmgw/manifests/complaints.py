@@ -8,7 +8,7 @@ import difflib
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jsonschema_rs
@@ -30,6 +30,8 @@ _YAML_1_1_WORDS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off
 _CREDENTIALS = re.compile(r"//[^/@\s]*@")
 _WORDS_OF_A_COMMAND = ("args", "command", "worker")
 """Fields whose list has one word an item. As one item, a whole command line would be valid, and fail in the engine."""
+_REFERENCES = {"fromEnv": "{fromEnv: HF_TOKEN}", "fromFile": "{fromFile: ~/.config/llmgw/hf-token}"}
+"""How a secret is named, with an example of each."""
 _SHOWN = 200  # characters of a list that advice writes out
 _MANY = 14  # known keys that still help when listed
 
@@ -125,7 +127,7 @@ def _unknown_key(
     return Problem(what=f'unknown field "{full[:200]}"', instead=instead, where=where)
 
 
-def _nearest(key: str, known: Sequence[str]) -> str | None:
+def _nearest(key: str, known: Iterable[str]) -> str | None:
     folded = {name.lower().replace("_", ""): name for name in known}
     plain = key.lower().replace("_", "").replace("-", "")
     near = difflib.get_close_matches(plain, folded, n=1, cutoff=0.7)
@@ -141,10 +143,12 @@ def _advice(node: dict[str, Any]) -> str:
     return ""
 
 
-def _words(  # noqa: PLR0911 - a table: one answer a keyword
+def _words(  # noqa: C901, PLR0911 - a table: one answer a keyword
     name: str, kind: Any, node: dict[str, Any], error: jsonschema_rs.ValidationError, written: str | None
 ) -> tuple[str, str]:
     """What is wrong and what to write instead, for one keyword of a schema."""
+    if isinstance(error.instance, dict) and _takes_reference(node):
+        return _wrong_reference(name, error.instance, node)
     if node.get("writeOnly"):  # a secret's place: what stands there may be the secret itself
         return f"{name} can't be what is written there", _advice(node)
     match kind.name:
@@ -242,6 +246,32 @@ def _as_list(value: str, *, words: bool) -> str:
         return "write a list with one word an item"
     listed = json.dumps([_CREDENTIALS.sub("//***@", item) for item in items], ensure_ascii=False)
     return f"write a list: {listed}" if len(listed) <= _SHOWN else f"write a list: {listed[:_SHOWN]}…"
+
+
+def _takes_reference(node: Mapping[str, Any]) -> bool:
+    """Whether {fromEnv: NAME} and {fromFile: path} are ways to write it."""
+    ways = (*node.get("anyOf", ()), *node.get("oneOf", ()))
+    return any(
+        "fromFile" in (way.get("$ref", "").rpartition("/")[2], *way.get("required", ())) for way in ways
+    )
+
+
+def _wrong_reference(name: str, value: Mapping[str, Any], node: dict[str, Any]) -> tuple[str, str]:
+    """What stands behind the keys is never told, and of the keys only the known ones: it may be the secret itself."""
+    given = [key for key in _REFERENCES if key in value]
+    if len(given) > 1:
+        return f"{name} has {' and '.join(given)}", "keep one of them"
+    if not given:
+        near = next((near for key in value if (near := _nearest(str(key), _REFERENCES))), None)
+        what = f"{name} is a map without {' or '.join(_REFERENCES)}"
+        return what, f"did you mean {near}?" if near else _advice(node)
+    if len(value) > 1:
+        return f"{name} has more than {given[0]}", f"leave the other keys out: {_REFERENCES[given[0]]}"
+    if given == ["fromFile"]:
+        what = f"{name}.fromFile must be an absolute path, or one that begins with ~/"
+    else:
+        what = f"{name}.fromEnv must be a variable's name: letters, digits and _, and no digit first"
+    return what, f"write one such as {_REFERENCES[given[0]]}"
 
 
 def _names_ways(node: Mapping[str, Any]) -> bool:

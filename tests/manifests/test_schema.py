@@ -74,7 +74,13 @@ def spec(kind: str, line: str) -> list[str]:
         ("Model", "env: {A: 4}", '5:12: spec.env.A can\'t be the number 4: quote it: "4"'),
         ("Model", "env: {A-B: x}", '5:9: the key "A-B" can\'t stand in spec.env: write letters, digits and underscores'),
         ("Model", 'replicas: "007"', '5:13: spec.replicas must be a whole number, not the text "007": write it without quotes: 7'),
-        ("Model", "env: {A: {fromenv: X}}", "5:9: spec.env.A can't be a map: write text in quotes, {fromEnv: NAME}"),
+        ("Model", "env: {A: {fromenv: X}}", "5:9: spec.env.A is a map without fromEnv or fromFile: did you mean fromEnv?"),
+        ("Model", "env: {A: {x: X}}", "5:9: spec.env.A is a map without fromEnv or fromFile: write text in quotes, {fromEnv: NAME}"),
+        ("Model", "env: {A: {fromFile: rel.txt}}", "5:9: spec.env.A.fromFile must be an absolute path, or one that begins with ~/: write one such as"),
+        ("Model", "env: {A: {fromEnv: 1bad}}", "5:9: spec.env.A.fromEnv must be a variable's name: letters, digits and _, and no digit first"),
+        ("Model", "env: {A: {fromEnv: X, fromFile: /x}}", "5:9: spec.env.A has fromEnv and fromFile: keep one of them"),
+        ("Model", "env: {A: {fromEnv: X, y: z}}", "5:9: spec.env.A has more than fromEnv: leave the other keys out: {fromEnv: HF_TOKEN}"),
+        ("Model", "source: {huggingFace: a/b, token: {fromFile: x}}", "spec.source.token.fromFile must be an absolute path"),
         ("Model", "rollout: {max_surge: 1}", '5:13: unknown field "spec.rollout.max_surge": did you mean maxSurge?'),
         ("Model", "rollout: {maxUnavailable: all}", "5:29: spec.rollout.maxUnavailable can't be the text"),
         ("Model", "rollout: {drainTimeout: 22:22}", "5:27: spec.rollout.drainTimeout can't be the text"),
@@ -140,10 +146,15 @@ def test_a_secret_written_in_clear_is_refused_without_repeating_it() -> None:
     texts = [
         *spec("Model", f"source: {{huggingFace: a/b, revision: 6f6073b, token: {canary}}}"),
         *spec("Model", f"source: {{huggingFace: a/b, revision: 6f6073b, token: {{fromEnv: {canary}-x}}}}"),
+        *spec("Model", f"source: {{huggingFace: a/b, revision: 6f6073b, token: {{{canary}: x}}}}"),
+        *spec("Model", f"source: {{huggingFace: a/b, revision: 6f6073b, token: {{fromFile: {canary}}}}}"),
+        *spec(
+            "Model", f"source: {{huggingFace: a/b, revision: 6f6073b, token: {{fromEnv: X, {canary}: x}}}}"
+        ),
         *spec("Model", f"source: {{url: 'https://user:{canary}@x/y', sha256: {'a' * 64}}}"),
         *spec("Fleet", f"pip: {{indexUrl: 'https://user:{canary}@x/simple'}}"),
     ]
-    assert len(texts) == 4
+    assert len(texts) == 7
     assert canary not in "\n".join(texts)
 
 
