@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.prepare import Prepared, Wish
@@ -97,10 +98,12 @@ def read(path: Path) -> SavedPlan:
         raise StalledError(f"could not read the plan {path}: {failed.strerror or failed}") from failed
     if len(data) > LARGEST:
         raise StalledError(f"{path} is larger than {LARGEST} bytes: that is no plan of llmgw's")
+    content = _content(data)
+    if content is None:
+        raise StalledError(
+            f"{path} is no plan that `llmgw plan --out` saved: give the file that it wrote, or none to apply the newest commit"
+        )
     try:
-        content = json.loads(data)
-        if not isinstance(content, dict) or FORMAT_KEY not in content:
-            raise CodecError("it does not say its formatVersion")
         version = content.pop(FORMAT_KEY)
         if version != FORMAT:
             raise CodecError(f"it has format version {version}, this llmgw reads {FORMAT}")
@@ -110,6 +113,15 @@ def read(path: Path) -> SavedPlan:
             f"{path} is no plan that can be applied: {wrong}: make it with `llmgw plan --out`"
         ) from wrong
     return SavedPlan(plan=plan, digest=digest(to_json(plan)), path=path)
+
+
+def _content(data: bytes) -> dict[str, Any] | None:
+    """None: nothing that could be a plan."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) and FORMAT_KEY in content else None
 
 
 async def check_fresh(fleet: Fleet, saved: SavedPlan, prepared: Prepared) -> None:

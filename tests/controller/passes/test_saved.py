@@ -140,11 +140,16 @@ def test_offline_and_worktree_plans_can_be_read_but_not_applied(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "is no plan"),
-        ("[]", "formatVersion"),
+        ("", "is no plan that `llmgw plan --out` saved"),
+        (
+            "repo: /srv/fleet\n",
+            "plan.json is no plan that `llmgw plan --out` saved: give the file that it wrote",
+        ),
+        ("[]", "is no plan that `llmgw plan --out` saved"),
+        ('{"valid": true}', "is no plan that `llmgw plan --out` saved"),
         ('{"formatVersion": 99}', "format version 99"),
         ('{"formatVersion": 1, "basis": 3}', "is no plan"),
-        ("[" * 100_000, "is no plan"),
+        ("[" * 100_000, "is no plan that `llmgw plan --out` saved"),
     ],
 )
 def test_what_is_no_plan_is_refused_with_a_reason(tmp_path: Path, text: str, said: str) -> None:
