@@ -5,7 +5,7 @@ import json
 import click
 
 from llmgw.cli import output
-from llmgw.cli.main import Asked, fleet_options
+from llmgw.cli.main import Asked, Looking, fleet_options
 from llmgw.cli.nodes.found import named, to_look_at
 from llmgw.cli.session import fleet_of, run
 from llmgw.controller.passes.enginecheck import EngineCheck, chosen
@@ -15,7 +15,9 @@ from llmgw.wire.codec import to_json
 FORMAT_VERSION = 1
 
 
-@click.command("engine-check", short_help="Ask the engines on the nodes whether they know every flag.")
+@click.command(
+    "engine-check", cls=Looking, short_help="Ask the engines on the nodes whether they know every flag."
+)
 @click.argument("profile", required=False)
 @click.option("--node", help="Only on this node. [default: wherever a model of the profile may run]")
 @click.option("--token", is_flag=True, help="Also have a ready replica compute one token, and say on what.")

@@ -10,7 +10,7 @@ import click
 
 from llmgw.cli import output
 from llmgw.cli.looked import history_rows, status_json, status_text
-from llmgw.cli.main import Asked, fleet_options
+from llmgw.cli.main import Asked, Looking, fleet_options
 from llmgw.cli.session import fleet_of, run
 from llmgw.controller.opening import Opened
 from llmgw.controller.passes import endpoints as places
@@ -27,7 +27,7 @@ SEARCHED = 2000
 """Commits of the state branch that are looked through for one serial."""
 
 
-@click.command(short_help="Show what runs where, and how it is.")
+@click.command(cls=Looking, short_help="Show what runs where, and how it is.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print it as JSON.")
 @fleet_options
 @click.pass_obj
@@ -57,7 +57,7 @@ async def _status(asked: Asked, *, json_wanted: bool) -> int:
     return output.DONE
 
 
-@click.command(short_help="Show what was changed, when and by whom.")
+@click.command(cls=Looking, short_help="Show what was changed, when and by whom.")
 @click.argument("serial", required=False, type=click.IntRange(min=0))
 @click.option(
     "-n", "limit", default=20, show_default=True, type=click.IntRange(1, 2000), help="How many, newest first."
@@ -130,7 +130,7 @@ def _entry_json(entry: HistoryEntry) -> dict[str, Any]:
     }
 
 
-@click.command(short_help="Print what a replica's engine wrote.")
+@click.command(cls=Looking, short_help="Print what a replica's engine wrote.")
 @click.argument("name")
 @click.option(
     "-n",
@@ -191,7 +191,7 @@ async def _print(links: Links, shard: Found, params: LogsParams, *, several: boo
         output.say(f"{before}{process}{line.text}")
 
 
-@click.command(short_help="Print the URL and key of every ready replica.")
+@click.command(cls=Looking, short_help="Print the URL and key of every ready replica.")
 @click.argument("model", required=False)
 @click.option(
     "--env", "env_wanted", is_flag=True, help="Print shell lines for OpenAI clients, to use with eval."

@@ -14,7 +14,7 @@ import click
 
 from llmgw import __version__
 from llmgw.cli import output
-from llmgw.model.problems import LlmgwError
+from llmgw.model.problems import InvalidError, LlmgwError
 from llmgw.model.struct import Struct, replace
 
 INTERRUPTED = 130
@@ -111,6 +111,16 @@ class Commands(click.Group):
         for title, section in COMMANDS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, entry.help) for name, entry in section.items()])
+
+
+class Looking(click.Command):
+    """A command that changes nothing: that nothing was done goes without saying."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except InvalidError as invalid:
+            raise output.OnlyLookedError(invalid.problems) from invalid
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import click
 
 from llmgw.cli import output
 from llmgw.cli.environment import environment
-from llmgw.cli.main import Asked, fleet_options
+from llmgw.cli.main import Asked, Looking, fleet_options
 from llmgw.model.manifest import Manifests
 from llmgw.model.problems import InvalidError, Problem
 from llmgw.model.struct import Struct, replace
@@ -26,7 +26,7 @@ class Place(Struct):
     folder: str | None
 
 
-@click.command(short_help="Check the manifests of a work tree.")
+@click.command(cls=Looking, short_help="Check the manifests of a work tree.")
 @click.argument("folder", metavar="[PATH]", required=False, type=click.Path(exists=True, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print problems as JSON, for editors and CI.")
 @fleet_options

@@ -100,13 +100,18 @@ def complain(text: str) -> None:
     click.echo(f"{head} {redactor()(text)}", err=True)
 
 
+class OnlyLookedError(InvalidError):
+    """Problems that a command met which does nothing anyway."""
+
+
 def explain(error: LlmgwError) -> None:
     """An error as people read it: problems one a line, so that editors can jump to them."""
     if isinstance(error, InvalidError):
         for problem in error.problems:
             click.echo(redactor()(str(problem)), err=True)
         count = len(error.problems)
-        complain(f"{count} problem{'s' * (count != 1)}: nothing was done")
+        rest = "" if isinstance(error, OnlyLookedError) else ": nothing was done"
+        complain(f"{count} problem{'s' * (count != 1)}{rest}")
         return
     complain(str(error))
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from llmgw.cli import output
-from llmgw.cli.main import Asked, fleet_options
+from llmgw.cli.main import Asked, Looking, fleet_options
 from llmgw.cli.planned import nothing_asked, plan_text
 from llmgw.cli.session import fleet_of, run
 from llmgw.cli.wishes import uncommitted, wish_from, wish_options
@@ -23,7 +23,7 @@ from llmgw.model.plan import Plan
 from llmgw.model.problems import InvalidError
 
 
-@click.command(short_help="Show what applying the newest commit would change.")
+@click.command(cls=Looking, short_help="Show what applying the newest commit would change.")
 @click.option(
     "--json", "json_wanted", is_flag=True, help="Print the plan as JSON (schemas/plan.schema.json)."
 )

@@ -5,7 +5,7 @@ import json
 import click
 
 from llmgw.cli import output
-from llmgw.cli.main import Asked, fleet_options
+from llmgw.cli.main import Asked, Looking, fleet_options
 from llmgw.cli.output import FORMAT_VERSION
 from llmgw.cli.session import fleet_of, run
 from llmgw.controller.passes.explain import Explainer
@@ -13,7 +13,7 @@ from llmgw.core.show.why import why_text
 from llmgw.wire.codec import to_json
 
 
-@click.command(short_help="Say which line of Git, commit and person something is there for.")
+@click.command(cls=Looking, short_help="Say which line of Git, commit and person something is there for.")
 @click.argument("name", metavar="NAME|NODE:PID|NODE:GPU")
 @click.option("--json", "json_wanted", is_flag=True, help="Print it as JSON.")
 @fleet_options

@@ -123,6 +123,12 @@ def test_each_kind_of_error_has_its_exit_code(error: Exception, code: int) -> No
     assert output.exit_code(error) == code
 
 
+def test_a_command_that_only_looks_does_not_say_that_nothing_was_done(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("kind: Modle\n")
+    done = llmgw("validate", str(tmp_path), cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[1:]) == (1, ["Error: 1 problem"])
+
+
 def test_problems_are_told_one_a_line_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
     first = Problem(
         what="no such profile", instead="there is small", where=Where(file="m.yaml", line=3, column=5)

@@ -5,7 +5,7 @@ import json
 import click
 
 from llmgw.cli import output
-from llmgw.cli.main import Asked, fleet_options
+from llmgw.cli.main import Asked, Looking, fleet_options
 from llmgw.cli.nodes.found import named, to_look_at
 from llmgw.cli.session import fleet_of, run
 from llmgw.controller.nodes.pastagent import PastAgent
@@ -18,7 +18,7 @@ from llmgw.wire.codec import to_json
 FORMAT_VERSION = 1
 
 
-@click.command("doctor", short_help="Check a node, from here, on it and from another one.")
+@click.command("doctor", cls=Looking, short_help="Check a node, from here, on it and from another one.")
 @click.argument("name")
 @click.option("--json", "json_wanted", is_flag=True, help="Print it as JSON.")
 @fleet_options

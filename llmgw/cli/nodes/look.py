@@ -5,7 +5,7 @@ import json
 import click
 
 from llmgw.cli import output
-from llmgw.cli.main import Asked, fleet_options
+from llmgw.cli.main import Asked, Looking, fleet_options
 from llmgw.cli.nodes import text
 from llmgw.cli.nodes.found import named, to_look_at
 from llmgw.cli.nodes.page import page
@@ -15,7 +15,7 @@ from llmgw.model.report import Observed, Reach
 from llmgw.wire.codec import to_json
 
 
-@click.command("list", short_help="List the nodes and how they are.")
+@click.command("list", cls=Looking, short_help="List the nodes and how they are.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print it as JSON.")
 @fleet_options
 @click.pass_obj
@@ -49,7 +49,7 @@ async def _list(asked: Asked, *, json_wanted: bool) -> int:
     return output.DONE
 
 
-@click.command("show", short_help="Show what a node is and what runs there.")
+@click.command("show", cls=Looking, short_help="Show what a node is and what runs there.")
 @click.argument("name")
 @click.option("--json", "json_wanted", is_flag=True, help="Print it as JSON.")
 @fleet_options
