@@ -12,6 +12,7 @@ import click
 from llmgw.cli import output
 from llmgw.cli.environment import environment
 from llmgw.cli.main import Asked, fleet_options
+from llmgw.cli.numbers import Whole
 from llmgw.cli.output import FORMAT_VERSION
 from llmgw.cli.plan import show_plan
 from llmgw.cli.session import fleet_of, run
@@ -60,7 +61,7 @@ def _edit_options(command: Command) -> Command:
 
 @click.command(short_help="Set a model's replicas, by a commit.")
 @click.argument("model")
-@click.argument("replicas", type=click.IntRange(min=0))
+@click.argument("replicas", type=Whole(0, example=3))
 @_edit_options
 @click.pass_obj
 def scale(asked: Asked, /, *, model: str, replicas: int, **options: Any) -> int:

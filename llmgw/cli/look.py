@@ -11,6 +11,7 @@ import click
 from llmgw.cli import output
 from llmgw.cli.looked import history_rows, status_json, status_text
 from llmgw.cli.main import Asked, Looking, fleet_options
+from llmgw.cli.numbers import Whole
 from llmgw.cli.session import fleet_of, run
 from llmgw.controller.opening import Opened
 from llmgw.controller.passes import endpoints as places
@@ -58,9 +59,14 @@ async def _status(asked: Asked, *, json_wanted: bool) -> int:
 
 
 @click.command(cls=Looking, short_help="Show what was changed, when and by whom.")
-@click.argument("serial", required=False, type=click.IntRange(min=0))
+@click.argument("serial", required=False, type=Whole(0, example=12))
 @click.option(
-    "-n", "limit", default=20, show_default=True, type=click.IntRange(1, 2000), help="How many, newest first."
+    "-n",
+    "limit",
+    default=20,
+    show_default=True,
+    type=Whole(1, 2000, example=50),
+    help="How many, newest first.",
 )
 @click.option("--json", "json_wanted", is_flag=True, help="Print it as JSON.")
 @fleet_options
@@ -137,7 +143,7 @@ def _entry_json(entry: HistoryEntry) -> dict[str, Any]:
     "lines",
     default=100,
     show_default=True,
-    type=click.IntRange(0, 10_000),
+    type=Whole(0, 10_000, example=200),
     help="Last lines to begin with.",
 )
 @click.option("-f", "follow", is_flag=True, help="Go on as it writes.")

@@ -129,6 +129,21 @@ def test_a_command_that_only_looks_does_not_say_that_nothing_was_done(tmp_path: 
     assert (done.returncode, done.stderr.splitlines()[1:]) == (1, ["Error: 1 problem"])
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["scale", "chat", "two"], "'two' is no whole number from 0 up: write one such as 3"),
+        (["history", "abc"], "'abc' is no whole number from 0 up: write one such as 12"),
+        (["history", "-n", "0"], "'0' is no whole number from 1 to 2000: write one such as 50"),
+    ],
+)
+def test_what_is_no_number_is_refused_with_what_is_expected(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(words) == output.USAGE
+    assert said in capsys.readouterr().err
+
+
 def test_problems_are_told_one_a_line_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
     first = Problem(
         what="no such profile", instead="there is small", where=Where(file="m.yaml", line=3, column=5)

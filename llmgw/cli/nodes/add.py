@@ -11,6 +11,7 @@ from llmgw.cli import output
 from llmgw.cli.asking import agree
 from llmgw.cli.main import Asked, fleet_options
 from llmgw.cli.nodes.manifest import OTHERWISE, make
+from llmgw.cli.numbers import Whole
 from llmgw.cli.session import fleet_of, run
 from llmgw.cli.written import Written, written
 from llmgw.controller.nodes import adding, joining
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 @click.argument("host")
 @click.option("--name", help="Of the node. [default: the first part of the host's name]")
 @click.option("--user", help="To log in as. [default: root]")
-@click.option("--port", type=click.IntRange(1, 65535), help="Of its SSH server. [default: 22]")
+@click.option("--port", type=Whole(1, 65535, example=2222), help="Of its SSH server. [default: 22]")
 @click.option("--identity", help="Private key file. [default: sshIdentity, the ssh-agent, or ~/.ssh/id_*]")
 @click.option("--agent", is_flag=True, help="Log in with the keys of the ssh-agent.")
 @click.option(
