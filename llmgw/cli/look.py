@@ -19,8 +19,9 @@ from llmgw.controller.passes.find import Found, find
 from llmgw.controller.passes.keyring import keyring
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.observe import observe
-from llmgw.controller.passes.prepare import applied
+from llmgw.controller.passes.prepare import Applied, applied
 from llmgw.controller.repo.records import HistoryEntry
+from llmgw.core.show.newest import Newest
 from llmgw.model.problems import LlmgwError, StalledError
 from llmgw.wire.messages import LogLine, LogsParams
 
@@ -49,13 +50,29 @@ async def _status(asked: Asked, *, json_wanted: bool) -> int:
         links.fleet = known.record.fleet if known.stored.record else None
         observed = await observe(known.desired.nodes, known.stored.record, links, clock=opened.fleet.clock)
         now = opened.fleet.clock.now()
+        newest = await _newest(opened, known)
     if json_wanted:
-        output.say(json.dumps(status_json(known, observed, now), indent=2, ensure_ascii=False))
+        output.say(json.dumps(status_json(known, observed, now, newest), indent=2, ensure_ascii=False))
     else:
-        output.say(status_text(known, observed, now))
+        output.say(status_text(known, observed, now, newest))
     for doubt in known.doubt:
         output.note(f"Note: {doubt}")
     return output.DONE
+
+
+async def _newest(opened: Opened, known: Applied) -> Newest | None:
+    """Out of the mirror alone, which has read that commit already."""
+    if known.newest is None:
+        return None
+    info = await opened.mirror.info(known.newest)
+    return Newest(
+        commit=known.newest,
+        branch=await opened.mirror.branch(),
+        author=info.author,
+        subject=info.subject,
+        partly=known.record.partial == known.newest,
+        problems=known.refused,
+    )
 
 
 @click.command(cls=Looking, short_help="Show what was changed, when and by whom.")

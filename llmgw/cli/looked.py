@@ -10,21 +10,22 @@ from llmgw.controller.passes.prepare import Applied
 from llmgw.controller.repo.records import HistoryEntry
 from llmgw.core.amounts import at
 from llmgw.core.show import render_status
+from llmgw.core.show.newest import Newest
 from llmgw.core.show.status import Status, status
 from llmgw.model.report import Observed
 from llmgw.wire.codec import to_json
 
 
-def status_text(known: Applied, observed: Observed, now: datetime) -> str:
-    return render_status.status_text(_status(known, observed, now), paint=output.paint)
+def status_text(known: Applied, observed: Observed, now: datetime, newest: Newest | None) -> str:
+    return render_status.status_text(_status(known, observed, now, newest), paint=output.paint)
 
 
-def status_json(known: Applied, observed: Observed, now: datetime) -> dict[str, Any]:
-    return {"formatVersion": FORMAT_VERSION, **to_json(_status(known, observed, now))}
+def status_json(known: Applied, observed: Observed, now: datetime, newest: Newest | None) -> dict[str, Any]:
+    return {"formatVersion": FORMAT_VERSION, **to_json(_status(known, observed, now, newest))}
 
 
-def _status(known: Applied, observed: Observed, now: datetime) -> Status:
-    return status(known.record, observed, now=now, desired=known.desired, gate=known.gate)
+def _status(known: Applied, observed: Observed, now: datetime, newest: Newest | None) -> Status:
+    return status(known.record, observed, now=now, desired=known.desired, gate=known.gate, newest=newest)
 
 
 def history_rows(entries: Sequence[HistoryEntry], limit: int) -> str:

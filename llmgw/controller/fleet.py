@@ -129,4 +129,6 @@ class Fleet(Struct):
     learn: Callable[[str], object] = _learns_nothing
     remembered: Callable[[], Awaitable[Stored]] | None = None
     """The record as it was read last, asking nobody. None: it is not kept."""
+    last_known: Callable[[], Awaitable[Commit | None]] | None = None
+    """The newest commit as it was read last, asking nobody."""
     remote_weights: RemoteWeights | None = None

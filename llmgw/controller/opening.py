@@ -129,6 +129,7 @@ async def opened(
         source=GitSource(mirror, ADAPTERS, vouch=_vouching(settings, mirror, store, environ)),
         store=store,
         remembered=store.read_cached,
+        last_known=mirror.last_known,
         transports={"local": local, "ssh": over_ssh},
         adapters=ADAPTERS,
         clock=clock,

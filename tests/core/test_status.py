@@ -4,8 +4,10 @@ import json
 from datetime import timedelta
 
 from llmgw.core.show import render_status
+from llmgw.core.show.newest import Newest, newest_text
 from llmgw.core.show.status import Status, status
 from llmgw.model.facts import Gpu
+from llmgw.model.ids import Commit
 from llmgw.model.manifest import GIB
 from llmgw.model.report import ComputesOn, Exit, JobReport, Reach
 from llmgw.model.struct import replace
@@ -42,6 +44,23 @@ def test_a_row_says_what_runs_where_and_what_it_computes_on() -> None:
     assert [row.computes_on for row in rows] == [("gpu01:0",), ("cpu",)]
     assert rows[0].url == "http://10.0.0.1:18000/v1"
     assert [each.keyword for each in world.plan().drift] == ["on-cpu"]
+
+
+def test_the_newest_commit_stands_above_while_it_is_not_applied() -> None:
+    newest = Newest(
+        commit=Commit("b" * 40), branch="main", author="Ann <ann@example.org>", subject="Two of them"
+    )
+    told = render_status.status_text(replace(shown(world_of_two()), newest=newest))
+    assert told.splitlines()[1] == (
+        "Newest commit bbbbbbbbbb of main (Two of them, by Ann <ann@example.org>) is not applied yet: "
+        "`llmgw plan` says what it would change"
+    )
+    assert "applied in part only" in newest_text(replace(newest, partly=True))
+    told = newest_text(replace(newest, subject="x" * 500, author="", problems=("chat.yaml:3: no", "other")))
+    assert told.endswith(
+        "…) is not applied and can't be: chat.yaml:3: no (and 1 more); `llmgw plan` says all of it"
+    )
+    assert len(told) < 250
 
 
 def test_many_gpus_take_little_room() -> None:

@@ -87,7 +87,9 @@ def test_only_commits_that_are_signed_by_somebody_let_in_are_used(stage: Stage, 
     team.push("Two of them", by="ben", chat=model(replicas=2))
     assert "not among the allowed ones" in team.llmgw("apply", "--yes", expect=1)
     assert {it.pid for it in stage.engines()} == engines
-    assert first[:10] in team.llmgw("status"), "what runs can be looked at whatever was pushed"
+    told = team.llmgw("status")
+    assert first[:10] in told, "what runs can be looked at whatever was pushed"
+    assert "is not applied and can't be" in told
 
 
 def test_a_force_push_is_followed_and_told_but_not_back_to_an_older_commit(stage: Stage, team: Team) -> None:
@@ -120,7 +122,9 @@ def test_while_the_host_is_away_a_commit_can_be_planned_and_nothing_is_risked(
     told = team.llmgw("plan", "--commit", second)
     assert "model/chat" in told
     assert "the record is that of serial 1, as it was read last" in told
-    assert "Note: the record is that of serial 1, as it was read last" in team.llmgw("status")
+    told = team.llmgw("status")
+    assert "Note: the record is that of serial 1, as it was read last" in told
+    assert f"Newest commit {second[:10]} of main (Two of them" in told
     told = team.llmgw("apply", "--yes", "--commit", second, expect=1)
     assert "nothing was changed" in told
     assert {it.pid for it in stage.engines()} == engines

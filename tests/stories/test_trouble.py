@@ -238,3 +238,16 @@ def test_what_is_wrong_in_the_manifests_is_told_with_its_line_and_nothing_is_don
     assert asked.code == 64
     assert json.loads(stage.llmgw("validate", "--json", golden=False).out or "{}") is not None
     stage.golden("wrong-manifests")
+
+
+def test_status_tells_of_the_newest_commit_while_it_is_not_applied(stage: Stage) -> None:
+    stage.commit("Serve chat", node=node(stage), chat=model())
+    stage.llmgw("apply", "--yes", golden=False)
+    stage.commit("Another profile", chat=model().replace("profile: sim-chat", "profile: nope"))
+    assert stage.llmgw("apply", "--yes").code == 1
+    stage.llmgw("status")
+    stage.commit("Two of them", chat=model(replicas=2))
+    stage.llmgw("status")
+    stage.commit("One is enough, and say why", chat=f"# One serves all of us.\n{model()}")
+    assert "Newest commit" not in stage.llmgw("status", golden=False).out, "it asks for what is there"
+    stage.golden("newest-not-applied")

@@ -21,11 +21,12 @@ from llmgw.core.planner import PlanOptions, plan
 from llmgw.core.record.leaving import with_leaving
 from llmgw.core.record.naming import node_renames, nodes_as_recorded, nodes_renamed
 from llmgw.core.record.rebuilding import serials
+from llmgw.core.show.newest import asks_alike
 from llmgw.core.windows import gate as gate_of
 from llmgw.model.desired import Desired, DesiredNode
 from llmgw.model.ids import Commit, key_id
 from llmgw.model.plan import Gate, Notice, Plan
-from llmgw.model.problems import LlmgwError, RetryError
+from llmgw.model.problems import InvalidError, LlmgwError, RetryError
 from llmgw.model.record import Record
 from llmgw.model.report import Observed
 from llmgw.model.struct import Struct, replace
@@ -264,6 +265,8 @@ class Applied(Struct):
     stored: Stored
     record: Record
     desired: Desired
+    newest: Commit | None = None  # of the branch, where it asks for something else than what was applied
+    refused: tuple[str, ...] = ()  # why that one can't be used
     gate: Gate | None = (
         None  # by the newest commit that can be read: who suspends a fleet leaves nothing to apply
     )
@@ -278,7 +281,8 @@ async def applied(fleet: Fleet, *, remembered: bool = False) -> Applied:
     known = await _newest(fleet, remembered=remembered)
     stored, doubt = known.stored, known.doubt
     record = stored.record or Record(fleet=fleet.first_id)
-    now = await _now(fleet, record)
+    head = await _head(fleet, record, remembered=remembered)
+    now = head.desired
     if now is not None and record.commit in (None, now.commit):
         return Applied(
             stored=stored,
@@ -288,26 +292,70 @@ async def applied(fleet: Fleet, *, remembered: bool = False) -> Applied:
             doubt=doubt,
         )
     assert record.commit is not None
-    desired = await fleet.source.desired(record.commit, key_id=record.key_id)
-    desired = nodes_as_recorded(desired, now, record)
+    asked = await fleet.source.desired(record.commit, key_id=record.key_id)
+    desired = nodes_as_recorded(asked, now, record)
     if now is not None:
         desired = replace(
             desired, nodes={name: _reached(it, now, record) for name, it in desired.nodes.items()}
         )
     gate = await _gate(fleet, now or desired)
+    alike = head.commit == record.commit or (now is not None and asks_alike(now, asked))
     return Applied(
-        stored=stored, record=record, desired=with_leaving(desired, record), gate=gate, doubt=doubt
+        stored=stored,
+        record=record,
+        desired=with_leaving(desired, record),
+        newest=None if alike else head.commit,
+        refused=head.refused,
+        gate=gate,
+        doubt=doubt,
     )
+
+
+class _Head(Struct):
+    """The newest commit and what it says; neither where nobody tells which it is."""
+
+    commit: Commit | None = None
+    desired: Desired | None = None
+    refused: tuple[str, ...] = ()
 
 
 async def _now(fleet: Fleet, record: Record) -> Desired | None:
     """What the newest commit says. None where it can't be read and another was applied, which can."""
+    return (await _head(fleet, record, remembered=False)).desired
+
+
+async def _head(fleet: Fleet, record: Record, *, remembered: bool) -> _Head:
+    """``remembered``: where nobody answers, the commit that was read last will do."""
+    commit: Commit | None = None
     try:
-        return await fleet.source.desired(await fleet.source.newest(), key_id=record.key_id)
-    except LlmgwError:
+        commit = await _tip(fleet, remembered=remembered and record.commit is not None)
+        if commit is None:
+            return _Head()
+        return _Head(commit=commit, desired=await fleet.source.desired(commit, key_id=record.key_id))
+    except LlmgwError as wrong:
         if record.commit is None:
             raise
-        return None
+        return _Head(commit=commit, refused=_problems(wrong))
+
+
+def _problems(wrong: LlmgwError) -> tuple[str, ...]:
+    """What is wrong with the commit itself: none of it may be, where a host did not answer."""
+    match wrong:
+        case InvalidError():
+            return tuple(map(str, wrong.problems))
+        case RetryError():
+            return ()
+        case _:
+            return (str(wrong),)
+
+
+async def _tip(fleet: Fleet, *, remembered: bool) -> Commit | None:
+    try:
+        return await fleet.source.newest()
+    except RetryError:
+        if not remembered or fleet.last_known is None:
+            raise
+        return await fleet.last_known()
 
 
 async def _gate(fleet: Fleet, desired: Desired) -> Gate | None:

@@ -86,6 +86,11 @@ class Mirror:
             raise await self._no_branch(ref, fetch=fetch)
         return tip
 
+    async def last_known(self) -> Commit | None:
+        """Where the followed branch pointed when it was read last; asks nobody. None: it never was, or only the remote
+        knows which branch that is."""
+        return await self.objects.cached(self.remote, self._branch) if self._branch else None
+
     async def commit(self, name: str) -> Commit:
         """The commit that a person means by a full or shortened id, a branch or a tag, HEAD for the branch that is followed, or
         any of these and steps back from there (``main~2``, ``HEAD^``)."""

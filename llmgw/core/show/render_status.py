@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from llmgw.core.amounts import at, ranges, size, span
 from llmgw.core.seen.drained import DRAINED
+from llmgw.core.show.newest import newest_text
 from llmgw.core.show.status import JobRow, ModelRow, NodeRow, ReplicaRow, Status
 from llmgw.model.alerts import Alert, Severity
 
@@ -20,7 +21,10 @@ def _plain(text: str, sign: str) -> str:
 
 def status_text(status: Status, *, paint: Callable[[str, str], str] = _plain) -> str:
     """Models, replicas, nodes and jobs, as tables that fit a terminal; long texts stand below their row."""
-    lines = [_head(status), *([f"Changes: {status.gate.text}"] if status.gate is not None else []), ""]
+    lines = [_head(status)]
+    lines += [newest_text(status.newest)] if status.newest is not None else []
+    lines += [f"Changes: {status.gate.text}"] if status.gate is not None else []
+    lines += [""]
     lines += _table(("MODEL", "READY", "SERVED AS", ""), [_model(row) for row in status.models], paint)
     lines += _held(status)
     lines += _lacking(status)

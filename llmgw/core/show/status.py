@@ -14,6 +14,7 @@ from llmgw.core.seen.drained import drain_text
 from llmgw.core.seen.silence import listened
 from llmgw.core.seen.strays import holds
 from llmgw.core.seen.survey import NodeView, SeenShard, Survey, survey
+from llmgw.core.show.newest import Newest
 from llmgw.model.alerts import Alert
 from llmgw.model.desired import Desired
 from llmgw.model.plan import Gate
@@ -125,6 +126,7 @@ class Status(Struct):
     fleet: str
     serial: int
     commit: str
+    newest: Newest | None = None  # of the branch, where it asks for something else than `commit`
     signer: str = ""  # of that commit; empty: nobody had to sign
     outcome: str = ""
     outcome_at: datetime | None = None
@@ -145,6 +147,7 @@ def status(
     now: datetime,
     desired: Desired | None = None,
     gate: Gate | None = None,
+    newest: Newest | None = None,
 ) -> Status:
     """``desired`` adds what Git asks for and nobody has applied yet."""
     wishes = desired or NO_WISHES
@@ -159,6 +162,7 @@ def status(
         fleet=record.fleet,
         serial=record.serial,
         commit=record.commit or "",
+        newest=newest,
         signer=last.signer if last is not None and last.commit == record.commit else "",
         outcome=(last.outcome.value if last.outcome is not None else "running") if last is not None else "",
         outcome_at=(last.ended or last.started) if last is not None else None,

@@ -6,7 +6,7 @@ from llmgw.controller.passes.prepare import applied
 from llmgw.model.desired import Desired
 from llmgw.model.ids import Commit
 from llmgw.model.manifest import FromFile, Ssh
-from llmgw.model.problems import InvalidError, Problem
+from llmgw.model.problems import InvalidError, Problem, RetryError
 from llmgw.model.struct import replace
 from tests.controller.passes.pretend import Branch, Model, World
 
@@ -51,6 +51,64 @@ def test_a_corrected_key_is_used_before_anything_is_applied_and_the_models_are_t
         branch.commit_models(Model(replicas=3))
         known = await applied(fleet)
         assert (_identity(known.desired), known.desired.models["chat"].spec.replicas) == ("id-1", 1)
+
+    asyncio.run(main())
+
+
+def test_the_newest_commit_is_told_while_it_asks_for_something_else_with_what_is_wrong_in_it() -> None:
+    async def main() -> None:
+        world = World()
+        branch = _Reached(("gpu01",), Model())
+        world.branch = branch
+        fleet = world.fleet()
+        assert (await applied(fleet)).newest is None, "nothing was applied, so nothing is behind"
+        await world.settle()
+        assert (await applied(fleet)).newest is None
+        branch.commit_models(Model(replicas=2))
+        known = await applied(fleet)
+        assert (known.newest, known.refused) == (branch.tip, ())
+        branch.broken = 2
+        known = await applied(fleet)
+        assert known.newest == branch.tip
+        assert known.refused == ("not YAML: correct it",)
+
+    asyncio.run(main())
+
+
+def test_a_commit_that_asks_for_the_same_is_not_behind() -> None:
+    async def main() -> None:
+        world = World()
+        await world.settle()
+        world.branch.commit_models(Model())
+        assert (await applied(world.fleet())).newest is None
+
+    asyncio.run(main())
+
+
+class _Away(Branch):
+    away = False
+
+    async def newest(self) -> Commit:
+        if self.away:
+            raise RetryError("the host does not answer")
+        return await super().newest()
+
+
+def test_while_the_host_is_away_the_commit_that_was_read_last_is_the_newest() -> None:
+    async def main() -> None:
+        world = World()
+        branch = _Away(("gpu01",), Model())
+        world.branch = branch
+
+        async def last_known() -> Commit:
+            return branch.tip
+
+        fleet = replace(world.fleet(), last_known=last_known)
+        await world.settle()
+        branch.commit_models(Model(replicas=2))
+        branch.away = True
+        assert (await applied(fleet, remembered=True)).newest == branch.tip
+        assert (await applied(world.fleet(), remembered=True)).newest is None
 
     asyncio.run(main())
 
