@@ -8,7 +8,7 @@ from llmgw.model.addresses import parse_address
 
 
 class Address(click.ParamType[str]):
-    """``model/chat``, ``model/chat/0`` or ``node/gpu01``."""
+    """``model/chat``, ``model/chat/0`` or ``node/gpu01``. Where only one kind is meant, its name alone will do."""
 
     name = "address"
 
@@ -17,7 +17,7 @@ class Address(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
-            address = parse_address(str(value))
+            address = parse_address(f"{'' if '/' in str(value) else self._kind}{value}")
         except ValueError as wrong:
             self.fail(str(wrong), param, ctx)
         if not address.startswith(self._kind):

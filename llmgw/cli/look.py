@@ -167,10 +167,11 @@ def _entry_json(entry: HistoryEntry) -> dict[str, Any]:
 @fleet_options
 @click.pass_obj
 def logs(asked: Asked, *, name: str, lines: int, follow: bool) -> int:
-    """Print the output of the engine called NAME: a model, a replica or a shard.
+    """Print the output of the engine called NAME: a model, a replica or a shard, by any name that is printed of it.
 
     \b
     llmgw logs chat -f
+    llmgw logs model/chat/0
     llmgw logs chat-1f0c9a2b-0.1-r0 -n 20
     """  # noqa: D301 - click wants the character itself
     try:
@@ -238,7 +239,7 @@ def endpoints(
     form: str | None,
     file: Path | None,
 ) -> int:
-    """Print where each replica answers and the key that opens it. MODEL is a name, served name or alias.
+    """Print where each replica answers and the key that opens it. MODEL is a name, served name or alias, or a replica.
 
     Comes from the record; asks no node. The keys are secrets.
 

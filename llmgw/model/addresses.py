@@ -5,16 +5,37 @@ import re
 
 from llmgw.model.ids import parse_replica_id
 
-_ADDRESS = re.compile(r"^(?P<kind>model|node)s?/(?P<name>[a-z0-9][a-z0-9.-]*)(?:/(?P<ordinal>\d{1,9}))?$")
+_ADDRESS = re.compile(
+    r"^(?:(?P<kind>model|node)s?/)?(?P<name>[a-z0-9][a-z0-9.-]*)(?:/(?P<ordinal>\d{1,9}))?$"
+)
+_MODELS = re.compile(r"^models?/")
 
 
 def parse_address(text: str) -> str:
-    """The address as plans print it; ``models/chat`` is taken for ``model/chat``. ValueError says what to write."""
+    """The address as plans print it; ``models/chat`` is taken for ``model/chat``, and so is what only a model can be:
+    ``chat/0``. ValueError says what to write."""
     found = _ADDRESS.match(text)
-    if found is None or (found["kind"] == "node" and found["ordinal"]):
+    if (
+        found is None
+        or (found["kind"] == "node" and found["ordinal"])
+        or not (found["kind"] or found["ordinal"])
+    ):
         raise ValueError(f"{text!r:.120} is no address: write model/NAME, model/NAME/ORDINAL or node/NAME")
     ordinal = f"/{int(found['ordinal'])}" if found["ordinal"] else ""
-    return f"{found['kind']}/{found['name']}{ordinal}"
+    return f"{found['kind'] or 'model'}/{found['name']}{ordinal}"
+
+
+def bare_model(name: str) -> str:
+    """Without the kind before it, which only tells a model from a node."""
+    return _MODELS.sub("", name)
+
+
+def is_called(name: str, *, model: str, replica: str) -> bool:
+    """Whether a person means that replica, or its model, by ``name``: as tables call it (its id), as plans (``model/chat/0``), or as
+    progress does (``chat/0.3``, the third copy of that ordinal)."""
+    parts = parse_replica_id(replica)
+    copies = (f"{model}/{parts.ordinal}", f"{model}/{parts.ordinal}.{parts.n}") if parts is not None else ()
+    return bare_model(name) in (replica, model, *copies)
 
 
 def covers(address: str, other: str) -> bool:

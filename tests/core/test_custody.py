@@ -205,7 +205,7 @@ def test_status_says_who_forgot_it_and_counts_it_as_no_replica() -> None:
     assert "for a demonstration" in text
 
 
-@pytest.mark.parametrize("address", ["chat", "model/chat", "model/chat/0", "{replica}"])
+@pytest.mark.parametrize("address", ["chat", "model/chat", "model/chat/0", "chat/0", "chat/0.1", "{replica}"])
 def test_what_is_meant_may_be_named_in_every_way_that_plans_and_status_name_it(address: str) -> None:
     world = settled("chat", "code")
     (replica,) = [each.id for each in world.record.replicas.values() if each.model == "chat"]

@@ -66,7 +66,8 @@ def test_the_file_of_endpoints_is_true_after_an_apply_and_logs_can_be_followed(s
     (told,) = json.loads(path.read_text())["endpoints"]
     assert told["url"] == f"http://127.0.0.1:{stage.first_port}/v1"
     assert path.stat().st_mode & 0o777 == 0o600
-    assert "sim-engine: serving chat" in stage.llmgw("logs", "chat", golden=False).out
+    for name in ("chat", "model/chat", "model/chat/0", "chat/0.1"):
+        assert "sim-engine: serving chat" in stage.llmgw("logs", name, golden=False).out
     with terminal(stage, "logs", "chat", "-f", "-n", "1") as seen:
         seen.shows("sim-engine:")
         seen.type("\x03")

@@ -67,6 +67,10 @@ def test_a_process_leads_to_its_line_commit_and_author_after_a_rename_two_rollou
     assert found["history"][-1]["serial"] == "1", "the rename hid what came before it"
     by_name = json.loads(stage.llmgw("why", "model/talk/0", "--json", golden=False).out)
     assert by_name["why"] == told["why"]
+    (asked,) = (
+        it["name"] for it in json.loads(stage.llmgw("why", "talk/0", "--json", golden=False).out)["why"]
+    )
+    assert asked == "model/talk/0"
     ran = stage.llmgw("why", "talk")
     assert "by commit" in ran.out
     stage.llmgw("why", "node/there")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from llmgw.controller.passes.keyring import Keyring
 from llmgw.controller.passes.saved import write_private
+from llmgw.model.addresses import bare_model, is_called
 from llmgw.model.ids import digest
 from llmgw.model.problems import StalledError
 from llmgw.model.record import FORMAT, Endpoint, EndpointAdapter, Record
@@ -27,17 +28,21 @@ class Reachable(Struct):
 
 
 def reachable(record: Record, keys: Keyring, model: str | None = None) -> tuple[Reachable, ...]:
-    """Every published replica, or those of one model by name, served name, alias or adapter. StalledError names the models
+    """Every published replica, or those of one model by name, served name, alias or adapter, or one replica. StalledError names the models
     that there are when it is none of them."""
-    chosen = [it for it in record.endpoints if model is None or model in _names(it)]
+    chosen = [it for it in record.endpoints if model is None or _is_meant(it, model)]
     if model is not None and not chosen:
-        recorded = record.models.get(model)
+        recorded = record.models.get(bare_model(model))
         if recorded is not None:
-            raise StalledError(f"model {model} has no replica that serves: look at `llmgw status`")
+            raise StalledError(f"model {recorded.name} has no replica that serves: look at `llmgw status`")
         there = ", ".join(sorted({it.model for it in record.endpoints})) or "none serves yet"
         raise StalledError(f"no model is called {model}; there is: {there}")
     chosen.sort(key=lambda it: (it.model, it.replica))
     return tuple(Reachable(endpoint=it, key=keys.key(it.replica, it.key_id)) for it in chosen)
+
+
+def _is_meant(endpoint: Endpoint, name: str) -> bool:
+    return name in _names(endpoint) or is_called(name, model=endpoint.model, replica=endpoint.replica)
 
 
 def _names(endpoint: Endpoint) -> tuple[str, ...]:

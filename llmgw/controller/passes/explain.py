@@ -14,6 +14,7 @@ from llmgw.controller.repo.records import HistoryEntry
 from llmgw.controller.source import manifests_of
 from llmgw.core.amounts import at, names, plural
 from llmgw.core.show.why import Answer, Asked, Did, Why
+from llmgw.model.addresses import is_called
 from llmgw.model.ids import Commit, ReplicaId, ShardId, parse_replica_id, parse_shard_id
 from llmgw.model.manifest import Manifests
 from llmgw.model.problems import LlmgwError, StalledError, Where
@@ -89,13 +90,9 @@ class _Looking:
             return (await self._node(bare),)
         if parse_shard_id(ShardId(name)) is not None:
             return (await self.replica_of_shard(ShardId(name)),)
-        if name in record.replicas:
-            return (await self._replica(record.replicas[name]),)
         model, _, ordinal = bare.partition("/")
         chosen = [
-            each
-            for each in record.replicas.values()
-            if each.model == model and ordinal in ("", str(each.ordinal))
+            each for each in record.replicas.values() if is_called(name, model=each.model, replica=each.id)
         ]
         if not chosen and model not in record.models and model not in self.known.desired.models:
             models = ", ".join(sorted({*record.models, *self.known.desired.models})) or "none yet"
@@ -103,7 +100,8 @@ class _Looking:
                 f"nothing is called {name}: name a model ({models}), a replica or shard of `llmgw status`, node/NAME, or a process as"
                 " NODE:PID"
             )
-        about = [] if ordinal and chosen else [await self._model(model)]
+        one = chosen and (ordinal or bare in record.replicas)
+        about = [] if one else [await self._model(model)]
         return (*about, *[await self._replica(each) for each in chosen])
 
     async def on_gpu(self, node: str, uuid: str) -> Answer:

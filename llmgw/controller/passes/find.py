@@ -4,6 +4,7 @@ from llmgw.controller.fleet import Fleet
 from llmgw.controller.passes.links import Links
 from llmgw.controller.passes.observe import observe
 from llmgw.controller.passes.prepare import Applied, applied
+from llmgw.model.addresses import bare_model, is_called
 from llmgw.model.desired import DesiredNode
 from llmgw.model.ids import ShardId, parse_shard_id, shard_id
 from llmgw.model.problems import StalledError
@@ -16,7 +17,7 @@ class Found(Struct):
 
 
 async def find(fleet: Fleet, links: Links, name: str) -> tuple[Found, ...]:
-    """``name`` is a model (its replicas' leaders), a replica (its leader) or a shard. Looks into the record first, then
+    """``name`` is a model (its replicas' leaders), a replica (its leader) in any of its names, or a shard. Looks into the record first, then
     asks the nodes: what failed may be there still. StalledError when nothing is called so."""
     known = await applied(fleet)
     links.fleet = known.record.fleet if known.stored.record else None
@@ -27,10 +28,11 @@ async def find(fleet: Fleet, links: Links, name: str) -> tuple[Found, ...]:
 
 
 def _nothing(known: Applied, name: str) -> str:
-    if name in known.record.models or name in known.desired.models:
-        return f"there is no output of {name}: no node has anything of it: `llmgw status` and `llmgw plan` say why"
+    model = bare_model(name)
+    if model in known.record.models or model in known.desired.models:
+        return f"there is no output of {model}: no node has anything of it: `llmgw status` and `llmgw plan` say why"
     models = ", ".join(sorted({each.model for each in known.record.replicas.values()})) or "none yet"
-    return f"nothing that runs or ran here is called {name}: name a model ({models}), or a replica or shard of `llmgw status`"
+    return f"nothing that runs or ran here is called {name}: name a model ({models}), model/NAME/ORDINAL, or a replica or shard of `llmgw status`"
 
 
 def _recorded(known: Applied, name: str) -> tuple[Found, ...]:
@@ -39,7 +41,11 @@ def _recorded(known: Applied, name: str) -> tuple[Found, ...]:
         for rank in replica.ranks:
             shard = shard_id(replica.id, rank.rank)
             wanted = shard == name or (
-                rank.rank == 0 and name in (replica.id, replica.model, replica.spec.served_name)
+                rank.rank == 0
+                and (
+                    name == replica.spec.served_name
+                    or is_called(name, model=replica.model, replica=replica.id)
+                )
             )
             node = known.desired.nodes.get(rank.node)
             if wanted and node is not None:
@@ -54,7 +60,9 @@ async def _reported(fleet: Fleet, known: Applied, links: Links, name: str) -> tu
         for node in observed.nodes.values()
         if node.report is not None
         for shard in node.report.shards
-        if name in (shard.shard, shard.model) or (name == shard.replica and _is_leader(shard.shard))
+        if name == shard.shard
+        or bare_model(name) == shard.model
+        or (is_called(name, model=shard.model, replica=shard.replica) and _is_leader(shard.shard))
     )
 
 

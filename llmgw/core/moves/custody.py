@@ -9,6 +9,7 @@ from llmgw.core.record.recording import desired_spec
 from llmgw.core.seen.condition import LEAVING
 from llmgw.core.seen.strays import holds, strays
 from llmgw.core.seen.survey import SeenShard, Survey
+from llmgw.model.addresses import is_called
 from llmgw.model.desired import Desired, DesiredModel
 from llmgw.model.ids import ReplicaId, parse_replica_id
 from llmgw.model.plan import Action, Change, Decision
@@ -28,8 +29,7 @@ class _Name(Struct):
     ordinal: int
 
     def is_meant_by(self, address: str) -> bool:
-        short = address.removeprefix("model/")
-        return short in (self.replica, self.model, f"{self.model}/{self.ordinal}")
+        return is_called(address, model=self.model, replica=self.replica)
 
 
 def _of(replica: ReplicaRecord) -> _Name:

@@ -69,9 +69,14 @@ def test_each_replica_has_its_own_key() -> None:
     assert keys[0] == replica_key(SECRET, ReplicaId("chat-00000001-0.1"))
 
 
-@pytest.mark.parametrize("name", ["chat", "org/chat", "default"])
+@pytest.mark.parametrize("name", ["chat", "org/chat", "default", "model/chat"])
 def test_a_model_is_known_by_name_served_name_and_alias(name: str) -> None:
     assert {it.endpoint.model for it in found(name)} == {"chat"}
+
+
+@pytest.mark.parametrize("name", ["chat-00000001-0.1", "chat/0", "model/chat/0", "chat/0.1"])
+def test_one_replica_is_known_by_what_status_plans_and_progress_call_it(name: str) -> None:
+    assert [it.endpoint.replica for it in found(name)] == ["chat-00000001-0.1"]
 
 
 def test_a_name_that_nobody_has_is_answered_with_the_names_there_are() -> None:
