@@ -74,6 +74,9 @@ def test_a_process_leads_to_its_line_commit_and_author_after_a_rename_two_rollou
     ran = stage.llmgw("why", "talk")
     assert "by commit" in ran.out
     stage.llmgw("why", "node/there")
+    for absent in ("model/talk/5", "talk/0.99"):
+        refused = stage.llmgw("why", absent)
+        assert (refused.code, refused.out) == (1, "")
     stage.golden("why")
 
 

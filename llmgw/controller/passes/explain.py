@@ -100,9 +100,23 @@ class _Looking:
                 f"nothing is called {name}: name a model ({models}), a replica or shard of `llmgw status`, node/NAME, or a process as"
                 " NODE:PID"
             )
+        if ordinal and not chosen:
+            self._refuse_absent(model, ordinal)
         one = chosen and (ordinal or bare in record.replicas)
         about = [] if one else [await self._model(model)]
         return (*about, *[await self._replica(each) for each in chosen])
+
+    def _refuse_absent(self, model: str, ordinal: str) -> None:
+        """One that is asked for and has no place yet is explained by its model."""
+        desired = self.known.desired.models.get(model)
+        wanted = desired.spec.replicas if desired is not None else 0
+        if ordinal.isdecimal() and int(ordinal) < wanted:
+            return
+        there = sorted(each.id for each in self.known.record.replicas.values() if each.model == model)
+        raise StalledError(
+            f"model {model} has no replica {ordinal}: {plural(wanted, 'replica')} asked for, counted from 0, and placed are "
+            f"{names(there) or 'none'}: `llmgw why model/{model}` tells of all of it"
+        )
 
     async def on_gpu(self, node: str, uuid: str) -> Answer:
         seen = self._observed.nodes[node]
