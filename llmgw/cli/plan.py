@@ -98,12 +98,21 @@ async def show_plan(
     output.note_if(left_out)
     if out is not None:
         saved_plans.save(made, out)
-        output.note(f"Saved to {out}. To do exactly this: llmgw apply {out}")
+        output.note(_saved(made, out))
     elif made.commands and not (json_wanted or markdown) and not wish.offline and wish.worktree is None:
         output.note(
             "To do this: llmgw apply. To do exactly this later: llmgw plan --out FILE, llmgw apply FILE"
         )
     return _planned_code(made) if detailed_exitcode else output.DONE
+
+
+def _saved(made: Plan, out: Path) -> str:
+    if (how := saved_plans.only_to_read(made)) is not None:
+        return (
+            f"Saved to {out}, to read and to compare: it was planned {how}, so `llmgw apply` does not take it. A plan of a commit, "
+            "made by asking the nodes, can be applied"
+        )
+    return f"Saved to {out}. To do exactly this: llmgw apply {out}"
 
 
 def _planned_code(made: Plan) -> int:

@@ -124,14 +124,22 @@ def _content(data: bytes) -> dict[str, Any] | None:
     return content if isinstance(content, dict) and FORMAT_KEY in content else None
 
 
+def only_to_read(plan: Plan) -> str | None:
+    """How a plan was made that can't be applied, whatever comes; None for one that can be."""
+    basis = plan.basis
+    if basis.offline:
+        return "offline"
+    return "from a work tree" if basis.worktree or basis.commit is None else None
+
+
 async def check_fresh(fleet: Fleet, saved: SavedPlan, prepared: Prepared) -> None:
     """Raises StaleError that says what has moved since the plan was made."""
     basis, now = saved.plan.basis, prepared.plan.basis
-    if basis.offline or basis.worktree or basis.commit is None:
-        how = "offline" if basis.offline else "from a work tree"
+    if (how := only_to_read(saved.plan)) is not None:
         raise StalledError(
             f"{saved.path} was planned {how}: it can be read, never applied; plan again without that"
         )
+    assert basis.commit is not None
     if saved.digest in prepared.record.spent_plans:
         raise StaleError(f"{saved.path} was applied already: a saved plan is used once; plan again")
     if prepared.stored.record is not None and basis.fleet != now.fleet:
