@@ -34,8 +34,9 @@ class Place(Struct):
 def validate(asked: Asked | None, folder: Path | None, *, as_json: bool) -> int:
     """Check the manifests in PATH: the files as they are, committed or not.
 
-    Without PATH: those of the fleet around this directory. Exit code 1 when something is wrong; then every problem
-    of every file is told with its line. Warnings are told, too, and change no exit code.
+    Without PATH: those of the fleet around this directory, which is a Git repository or has a manifests folder. Exit
+    code 1 when something is wrong; then every problem of every file is told with its line. Warnings are told, too, and
+    change no exit code.
 
     \b
     llmgw validate
@@ -104,6 +105,9 @@ def _enclosing(asked: Asked, cwd: Path) -> Place:
 
     root = enclosing_repository(cwd)
     if root is None:
+        there = (cwd / paths.DEFAULT_FOLDER).is_dir() or (cwd / paths.CONFIGURATION).is_file()
+        if asked.path is None and not there:
+            raise InvalidError((_no_fleet(cwd),))
         return Place(root=cwd, folder=asked.path)
     config = str(asked.config) if asked.config else None
     flags = {"path": asked.path, "repo": str(root)}
@@ -111,6 +115,14 @@ def _enclosing(asked: Asked, cwd: Path) -> Place:
     usual = Path(settings.base, paths.DEFAULT_FOLDER)
     chosen = settings.path or (str(usual) if (root / usual).is_dir() else settings.base)
     return Place(root=root, folder=os.path.normpath(chosen))
+
+
+def _no_fleet(cwd: Path) -> Problem:
+    """All below a home directory, say, is no fleet, and long to read."""
+    return Problem(
+        what=f"{cwd} is in no Git repository and has no manifests folder, and no folder is named",
+        instead="run this in the manifests' repository, or name their folder: llmgw validate PATH (here: llmgw validate .)",
+    )
 
 
 def _seen_from(cwd: Path, root: Path, problem: Problem) -> Problem:

@@ -98,6 +98,23 @@ def test_a_folder_can_be_named_with_and_without_git(place: Path, capsys: pytest.
     assert out == ["20 manifests: 1 fleet, 8 nodes, 5 profiles, 6 models"] * 3
 
 
+def test_where_there_is_no_fleet_nothing_is_read_unless_its_folder_is_named(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "notes.yaml").write_text("not: ours\n")
+    assert run(["validate"]) == output.ERROR
+    told = capsys.readouterr().err
+    assert "notes.yaml" not in told
+    assert f"{place} is in no Git repository and has no manifests folder" in told
+    assert "llmgw validate PATH" in told
+    assert run(["validate", "."]) == output.ERROR
+    assert "notes.yaml" in capsys.readouterr().err
+    (place / "notes.yaml").unlink()
+    (place / "manifests").mkdir()
+    (place / "manifests" / "profile.yaml").write_text(PROFILE)
+    assert run(["validate"]) == output.DONE
+
+
 def test_references_are_checked_too(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fleet(place, MODEL.replace("profile: p", "profile: q"))
     assert run(["validate"]) == output.ERROR
