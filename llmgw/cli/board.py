@@ -76,10 +76,15 @@ class Board:
     # ---- what is told ------------------------------------------------------------------------------
 
     def planned(self, plan: Plan) -> None:
-        """Rows for every replica that is started; those of an earlier pass stay."""
+        """Rows for every replica that is started; those of an earlier pass stay. A replica that has not been started by then may
+        be placed elsewhere now: it is named by where its first rank is."""
         for step in plan.steps:
             if step.launch is not None:
-                self._row(step).needs = frozenset(step.launch.needs)
+                row = self._row(step)
+                row.needs = frozenset(step.launch.needs)
+                shard = parse_shard_id(step.shard) if step.shard else None
+                if shard is not None and shard[1] == 0:
+                    row.label, row.node = _label(step), step.node or ""
 
     def _row(self, step: Step) -> Row:
         name = step.replica or step.id

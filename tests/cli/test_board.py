@@ -60,6 +60,16 @@ def test_a_replica_is_named_by_model_ordinal_placement_and_node() -> None:
     assert line(board(time), time) == "chat/0.1 on gpu01: waiting"
 
 
+def test_a_replica_that_a_later_pass_places_elsewhere_is_named_by_its_first_ranks_node() -> None:
+    time = Time()
+    made = board(time)
+    first = replace(starting(), node="gpu07")
+    made.planned(
+        plan_of(first, replace(first, id="other rank", shard=f"{str(first.shard)[:-1]}1", node="gpu08"))
+    )
+    assert line(made, time) == "chat/0.1 on gpu07: waiting"
+
+
 def test_a_download_shows_bytes_rate_and_time_left() -> None:
     time = Time()
     made = board(time)
