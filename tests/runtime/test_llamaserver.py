@@ -158,10 +158,11 @@ class TestStopping:
                 next(answer.iter_lines())
                 engine.process.send_signal(signal.SIGTERM)
                 assert engine.exit_code() == 0
-            lines = [line for line in engine.text().splitlines() if line]
-            assert lines[0].endswith("initializing ...")  # in the order it happened
-            order = [engine.text().index(word) for word in ("model loaded", "serving on", "stopping")]
-            assert order == sorted(order)
+            text = engine.text()
+            # Our own words stand in the order in which it happened; llama.cpp's come from a thread of its own.
+            assert text.index("serving on") < text.index("stopping")
+            assert "initializing ..." in text
+            assert "model loaded" in text
 
     def test_sigterm_while_loading_ends_it_at_once(self, tmp_path: Path) -> None:
         of = placed(model(profile(gpus=CPU)))
