@@ -1,6 +1,5 @@
 """``llmgw plan``: show what would change, and keep it."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from llmgw.controller.passes import saved as saved_plans
 from llmgw.controller.passes.keys import missing
 from llmgw.controller.passes.lease import open_pass
 from llmgw.controller.passes.prepare import Prepared, prepare
+from llmgw.controller.together import both
 from llmgw.core.show.markdown import plan_markdown, problems_markdown
 from llmgw.model.plan import Plan
 from llmgw.model.problems import InvalidError
@@ -80,9 +80,7 @@ async def show_plan(
     async with fleet_of(asked) as (opened, links):
         wish = await wish_from(opened, commit=commit, **wished)
         with _problems_as(markdown=markdown):
-            prepared, left_out = await asyncio.gather(
-                prepare(opened.fleet, wish, links), uncommitted(opened, wish)
-            )
+            prepared, left_out = await both(prepare(opened.fleet, wish, links), uncommitted(opened, wish))
     made = saved_plans.with_wish(prepared.plan, wish)
     if json_wanted:
         output.say(json.dumps(saved_plans.document(made), ensure_ascii=False))

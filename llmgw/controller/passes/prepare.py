@@ -3,7 +3,6 @@
 Reads only; whoever asks for a plan and whoever carries one out come through here, so that both see the same.
 """
 
-import asyncio
 from collections.abc import Callable
 
 from llmgw.controller.fleet import Fleet
@@ -17,6 +16,7 @@ from llmgw.controller.passes.observe import observe, unasked
 from llmgw.controller.passes.supposed import supposed
 from llmgw.controller.passes.weigh import weigh
 from llmgw.controller.repo.records import Stored
+from llmgw.controller.together import both
 from llmgw.core.planner import PlanOptions, plan
 from llmgw.core.record.leaving import with_leaving
 from llmgw.core.record.naming import node_renames, nodes_as_recorded, nodes_renamed
@@ -143,7 +143,7 @@ async def _prepared(
 
 async def _read(fleet: Fleet, wish: Wish, read: Stored | None = None) -> tuple[_Read, Commit | None]:
     """The record and the commit, asked for at once."""
-    return await asyncio.gather(_record(fleet, wish, read), _commit(fleet, wish))
+    return await both(_record(fleet, wish, read), _commit(fleet, wish))
 
 
 async def _record(fleet: Fleet, wish: Wish, read: Stored | None) -> _Read:

@@ -1,11 +1,10 @@
 """Commits that were applied stay readable in the mirror, whatever becomes of their branch."""
 
-import asyncio
-
 from llmgw.controller.repo import answers
 from llmgw.controller.repo.git import How
 from llmgw.controller.repo.objects import ObjectStore
 from llmgw.controller.repo.refs import commit_id
+from llmgw.controller.together import both
 from llmgw.model.ids import Commit
 
 _APPLIED = "refs/llmgw/applied/"
@@ -15,7 +14,7 @@ KEPT = 100  # of the commits whose history was rewritten since they were applied
 async def keep(objects: ObjectStore, commit: Commit) -> None:
     """The commits that this one grew out of stay with it, and need no name of their own."""
     async with objects.writing() as held:
-        every, behind = await asyncio.gather(
+        every, behind = await both(
             _names(objects, "--sort=-committerdate"), _names(objects, f"--merged={commit_id(commit)}")
         )
         ours = f"{_APPLIED}{commit}"
