@@ -167,7 +167,11 @@ class StreamLink:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT):
                 channel = _Channel(*await self._dial())
-                await greet(channel, node=self._node, fleet=self._fleet)
+                try:
+                    await greet(channel, node=self._node, fleet=self._fleet)
+                except BaseException:
+                    await channel.close()
+                    raise
         except TimeoutError as late:
             raise RetryError(f"{doing}: the agent does not greet", after=AGAIN) from late
         try:

@@ -241,6 +241,24 @@ def test_an_agent_of_another_major_version_is_refused_by_this_side_too() -> None
             await open_()
 
 
+def test_a_stream_that_nobody_greets_leaves_no_connection() -> None:
+    left = asyncio.Event()
+
+    async def ends(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked(reader)
+        writer.write_eof()
+        assert await reader.read() == b""
+        left.set()
+
+    @scripted(greeting, ends)
+    async def test(connect: Open) -> None:
+        link = await connect()
+        with pytest.raises(RetryError, match="greeting the agent"):
+            await anext(link.stream("logs", ReportParams(), LogLine))
+        await left.wait()
+        await link.close()
+
+
 def test_a_stream_has_a_channel_of_its_own_and_ends_with_the_agents_word() -> None:
     async def commands(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await greeting(reader, writer)
